@@ -44,7 +44,7 @@ def test_all_issues_of_a_request_are_reported_at_once(ask: Ask) -> None:
 
 def test_a_request_with_configuration_is_refused(ask: Ask) -> None:
     for word in ("tools", "provider", "model", "sources", "policy", "user"):
-        assert ask("execute", item_id="x", **{word: "y"}).content["code"] == "invalid_request"
+        assert ask("execute", item_id="bash_runtime", **{word: "y"}).content["code"] == "invalid_request"
 
 
 def test_an_internal_error_is_an_incident_and_not_a_traceback(

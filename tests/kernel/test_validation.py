@@ -61,7 +61,10 @@ BAD: Mapping[str, tuple[JsonObject, str]] = {
     "a type that is missing": (without(API, "tool_type"), "tool_type"),
     "an executor that is missing": (without(SCRIPT, "executor"), "executor"),
     "a script on a primitive": ({**SCRIPT, "executor": "subprocess"}, "executor"),
-    "a script without an entrypoint": (config(SCRIPT, entrypoint=None), "config.entrypoint"),
+    "a script without an entrypoint": (
+        {**config(SCRIPT, entrypoint=None), "files": {"main.sh": "true\n", "more.sh": "true\n"}},
+        "config.entrypoint",
+    ),
     "a script without its file": (config(SCRIPT, entrypoint="lost.sh"), "config.entrypoint"),
     "a script with a syntax error": ({**SCRIPT, "files": {"main.sh": "if then\n"}}, "main.sh"),
     "an api on subprocess": ({**API, "executor": "subprocess"}, "executor"),

@@ -203,8 +203,8 @@ def test_a_server_without_tools_is_reported(ask: Ask, serve: Callable[..., None]
 
     response = as_text(search(ask, "letter", server="attic")["suggestion"])
     assert response == (
-        "The server 'attic' is here, and offers nothing yet: "
-        "`kiwi mcp list` says why, `kiwi mcp refresh attic` asks it again."
+        "The server 'attic' is here, and offers nothing of this: "
+        "`kiwi mcp list attic` says why, `kiwi mcp refresh attic` asks it again."
     )
 
 

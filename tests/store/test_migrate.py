@@ -74,7 +74,7 @@ class Watched:
         self.url = database.url
         self.is_embedded, self.is_lost = database.is_embedded, database.is_lost
         self.stamp, self.close, self.doubts = database.stamp, database.close, database.doubts
-        self.settle = database.settle
+        self.settle, self.check_extensions = database.settle, database.check_extensions
         self.encode_list, self.decode_list = database.encode_list, database.decode_list
         self.asked: list[str] = []
 

@@ -47,7 +47,7 @@ FOLDERS: tuple[Source, ...] = ("project", "user", "builtin")
 """The sources that are looked through at no cost."""
 
 _KEPT_CHAINS = 4_096
-_LIKELY = 50
+_LIKELY, _ALIKE = 50, 0.75
 _ORDER: tuple[Source, ...] = get_args(Source)
 
 
@@ -308,7 +308,7 @@ class Catalog:
         names = sorted({known for source in self._sources for known in source.names()})
         # Comparing closely is slow, so only names that share the most pairs of letters are compared.
         likely = nlargest(_LIKELY, names, key=lambda known: sum(part in known for part in parts))
-        return get_close_matches(wanted, likely, n=3, cutoff=0.6)
+        return get_close_matches(wanted, likely, n=3, cutoff=_ALIKE)
 
     def _meant(self, text: str) -> Ref:
         """Return what a reference asks for: `server/name` is first an item of that MCP server, then a published item.
@@ -476,6 +476,7 @@ class Catalog:
         others = [entry for entry in others if wanted.is_from(entry.source, entry.namespace)]
         if wanted.item_type and others:
             kind = self.sheets.item_type(others[0].tool_type)
+            fault.is_unknown = False
             fault.message = f"No {wanted.item_type} is named {wanted.name!r}; {others[0].identity} is a {kind}."
             fault.suggestion = f"Send `item_type: {kind}`, or leave it out."
         return fault
@@ -604,6 +605,7 @@ def _only_yanked(name: str, versions: Sequence[str]) -> NotFound:
 
 def _offered_no_more(name: str, servers: Sequence[str]) -> ToolNotFound:
     fault = ToolNotFound(name)
+    fault.is_unknown = False
     fault.message = f"{' and '.join(servers)} no longer {'offers' if len(servers) == 1 else 'offer'} {name!r}."
     fault.suggestion = f"`kiwi mcp list {servers[0]}` shows what it offers, and `search` what else there is."
     return fault

@@ -228,9 +228,7 @@ def open_tool(
     """
     head = read_head(path, base=base, sheets=sheets, is_draft=is_draft)
     if head is None:
-        raise InvalidManifest(
-            str(path), [Issue("", f"{path.name} holds no manifest", "Add `tool_id` and `tool_type`.")]
-        )
+        raise InvalidManifest(str(path), [Issue(path.name, "it holds no manifest", "Add `tool_id` and `tool_type`.")])
     origin = Location(source, path, path.parent, namespace, base)
     tree = _files(head, origin, base)
     signature, body = split(head.text, path.suffix)

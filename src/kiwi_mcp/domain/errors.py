@@ -119,12 +119,22 @@ class ToolNotFound(NotFound):
     code, error = "tool_not_found", "Tool not found"
 
     def __init__(self, tool_id: str, *, near: Sequence[str] = ()) -> None:
-        hint = f"Did you mean {', '.join(f'`{name}`' for name in near)}? " if near else ""
         super().__init__(
             f"No tool named {tool_id!r} in the project, user, registry or built-in catalog, or on an MCP server.",
-            suggestion=f"{hint}Search for it, or create .ai/tools/{tool_id}.yaml.",
+            suggestion="",
             tool_id=tool_id,
         )
+        self.tool_id, self.near, self.is_unknown = tool_id, tuple(near), True
+        self.suggest(near)
+
+    def suggest(self, names: Sequence[str], *, can_create: bool = True) -> None:
+        """Name the items that were perhaps meant; without any, say how to make one."""
+        if names:
+            self.suggestion = f"Did you mean {', '.join(f'`{name}`' for name in names)}? If not, search for it."
+        elif not can_create:
+            self.suggestion = "Search for it. It may be there and not be permitted to you: ask the owner."
+        else:
+            self.suggestion = f"Search for it, or create .ai/tools/{self.tool_id}.yaml."
 
 
 class VersionNotFound(NotFound):
@@ -258,13 +268,17 @@ class InvalidArguments(Invalid):
 
     code, error = "invalid_input", "Invalid parameters"
 
-    def __init__(self, tool_id: str, issues: Iterable[Issue]) -> None:
+    def __init__(self, tool_id: str, issues: Iterable[Issue], schema: JsonObject | None = None) -> None:
         self.issues = tuple(issues)
+        shown = {"parameters_schema": schema} if schema else {}
         super().__init__(
             listing(f"The parameters for {tool_id!r} have", self.issues),
-            suggestion=f"Load {tool_id!r} to see its parameters, then send them as its schema says.",
+            suggestion="Send `parameters` as `parameters_schema` says."
+            if shown
+            else f"Load {tool_id!r} to see its parameters, then send them as its schema says.",
             tool_id=tool_id,
             issues=[issue.to_json() for issue in self.issues],
+            **shown,
         )
 
 

@@ -433,6 +433,8 @@ class VerbContext(Struct, frozen=True):
     services: Services
     caller: Caller
     record: CallRecord | None
+    strays: tuple[str, ...] = ()
+    """The parameters of an item that were sent beside `parameters`."""
 
     @property
     def is_owner(self) -> bool:

@@ -18,10 +18,11 @@ from kiwi_mcp.domain.calls import NO_CALLER, Caller, Principal, Served
 from kiwi_mcp.domain.errors import Internal, KiwiError, ToolFailed, ToolNotFound, VerbNotFound
 from kiwi_mcp.domain.grants import Rights
 from kiwi_mcp.domain.items import ItemType
-from kiwi_mcp.domain.json import Json, JsonObject, as_text
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.mcp import Offer, OfferKind, Offers
 from kiwi_mcp.domain.messages import ReplyDelta
 from kiwi_mcp.domain.outcome import Report
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.threads import ThreadEvent
 from kiwi_mcp.kernel.access import REQUEST_GATES, Asked
 from kiwi_mcp.kernel.context import Services, VerbContext
@@ -38,6 +39,7 @@ from kiwi_mcp.kernel.verb import (
     invalid,
     no_such,
     parse,
+    place_parameters,
     refusal,
 )
 from kiwi_mcp.kernel.verbs import BY_NAME, find_verb, is_loaded
@@ -47,6 +49,8 @@ from kiwi_mcp.store.tasks import Tasks
 
 _log = logging.getLogger("kiwi")
 _WORD = 100
+_SUGGESTED = 3
+_BETWEEN_WORDS = lazy_pattern(r"[\W_]+")
 _PAGES = 256
 """How many pages of an output are read at most."""
 
@@ -93,12 +97,13 @@ class Kernel:
         """Answer one verb. Refusals are answers too; only cancellation passes through."""
         self._services.store.look_again()
         declared = find_verb(verb, payload) if is_loaded(verb) else await asyncio.to_thread(find_verb, verb, payload)
+        payload, strays = place_parameters(declared, payload)
         recorder = self._services.recorder
         record = recorder.call(verb, declared, payload)
         if record is None:
-            return await self._response(verb, declared, payload, caller, None)
+            return await self._response(verb, declared, payload, caller, None, strays)
         try:
-            response = await self._response(verb, declared, payload, caller, record)
+            response = await self._response(verb, declared, payload, caller, record, strays)
         except asyncio.CancelledError:
             await recorder.enter_cancelled(record, caller.name)
             raise
@@ -168,7 +173,13 @@ class Kernel:
         yield answer
 
     async def _response(
-        self, verb: str, declared: Verb | None, payload: JsonObject, caller: Caller, record: CallRecord | None
+        self,
+        verb: str,
+        declared: Verb | None,
+        payload: JsonObject,
+        caller: Caller,
+        record: CallRecord | None,
+        strays: tuple[str, ...],
     ) -> Answer:
         services = self._services
         try:
@@ -180,11 +191,11 @@ class Kernel:
             for gate in REQUEST_GATES:
                 gate(asked)
             await services.recorder.begin(record, caller.name)
-            response = await declared.function(request, VerbContext(services, caller, record))
+            response = await declared.function(request, VerbContext(services, caller, record, strays))
             result = response if isinstance(response, Answer) else answer_of(response)
             return services.response_sizes.count(verb, result) if services.response_sizes.is_counting else result
         except KiwiError as error:
-            return _refusal(self._pointed(error, payload), verb, payload)
+            return _refusal(await self._pointed(error, payload, caller), verb, payload)
         except Exception:  # noqa: BLE001 - the kernel's edge: a fault of ours is an incident, not a traceback
             incident = os.urandom(6).hex()
             _log.exception("incident %s in %s", incident, verb)
@@ -271,15 +282,25 @@ class Kernel:
         """Release everything the kernel has open."""
         await self._services.aclose()
 
-    def _pointed(self, error: KiwiError, payload: JsonObject) -> KiwiError:
-        """Return an error that says, where an item was not found, that no project was looked through."""
-        if (
-            isinstance(error, ToolNotFound)
-            and not self._services.catalogs.project
-            and payload.get("project_path") is None
-        ):
+    async def _pointed(self, error: KiwiError, payload: JsonObject, caller: Caller) -> KiwiError:
+        """Return an error with the items that a search for an unknown name finds, and what was not searched."""
+        if not isinstance(error, ToolNotFound):
+            return error
+        if error.is_unknown:
+            can_create = self._services.is_owner(caller) or not caller.name or caller.can_author
+            error.suggest(await self._like(error, payload, caller), can_create=can_create)
+        if not self._services.catalogs.project and payload.get("project_path") is None:
             error.suggestion = f"{error.suggestion} What is in a project is found with its `project_path`."
         return error
+
+    async def _like(self, error: ToolNotFound, payload: JsonObject, caller: Caller) -> Sequence[str]:
+        """Return the items that the caller perhaps meant: those spelled nearly so, then what a search finds."""
+        place = {"project_path": payload["project_path"]} if payload.get("project_path") else {}
+        words = _BETWEEN_WORDS.sub(" ", error.tool_id[:_WORD])
+        found = (await self.call("search", {"query": words, "limit": _SUGGESTED, **place}, caller)).content
+        hits = [as_object(hit) for hit in as_list(found.get("results"))] if "note" not in found else []
+        names = [as_text(hit.get("name")) for hit in hits]
+        return [*dict.fromkeys([*error.near, *names])][:_SUGGESTED]
 
 
 class _Loads(Protocol):

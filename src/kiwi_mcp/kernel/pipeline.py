@@ -110,7 +110,7 @@ def bind(run: Run, context: Context) -> None:
 def bind_anew(run: Run, context: Context) -> None:
     """Give a run its plan from what is there now, without what was prepared before."""
     call = run.call
-    chain = context.catalog.resolve(call.tool_id, item_type=call.item_type)  # 1 exists, not yanked, definition accepted
+    chain = callable_chain(call, context)  # 1 exists, not yanked, definition accepted
     driver = context.services.drivers.of(chain, partial(offered_by, chain.tool, context.catalog, context.rights))  # 2
     # 3 arguments valid, before any message about permissions
     inputs = accept(chain.tool.id, chain.tool.manifest.parameters, call.parameters)
@@ -118,9 +118,18 @@ def bind_anew(run: Run, context: Context) -> None:
     run.judged_inputs = run.plan.inputs
 
 
+def callable_chain(call: Call, context: Context) -> Chain:
+    """Return the chain of the item that a call names; the name of an MCP server stands for its tool of that name."""
+    chain = context.catalog.resolve(call.tool_id, item_type=call.item_type)
+    offered = offered_by(chain.tool, context.catalog, context.rights)
+    if offered and offered[0].rpartition("/")[2] == chain.tool.id:
+        return context.catalog.resolve(offered[0])
+    return chain
+
+
 def prepare_again(run: Run, context: Context) -> Prepared:
     """Return the item of a run, prepared once more from what is there now."""
-    chain = context.catalog.resolve(run.call.tool_id, item_type=run.call.item_type)
+    chain = callable_chain(run.call, context)
     return prepare(chain, run.prepared.driver, run.call, context)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from threading import Lock
 
@@ -11,15 +12,17 @@ from msgspec import Struct
 
 from kiwi_mcp import __version__
 from kiwi_mcp.catalog.release import seed
-from kiwi_mcp.domain.errors import KiwiError
+from kiwi_mcp.domain.errors import KiwiError, StoreUnavailable
 from kiwi_mcp.domain.records import AuditLevel
 from kiwi_mcp.domain.registry import Actor
-from kiwi_mcp.kernel.settings import RegistrySettings, registry_settings
+from kiwi_mcp.kernel.settings import RegistrySettings, default_url, registry_settings
+from kiwi_mcp.manifest.owner_file import put_file
 from kiwi_mcp.store.approvals import Approvals
 from kiwi_mcp.store.authors import Authors
 from kiwi_mcp.store.database import Database, within
 from kiwi_mcp.store.kernel_lock import KernelLock
-from kiwi_mcp.store.open import open_database
+from kiwi_mcp.store.move import has_data
+from kiwi_mcp.store.open import connect_to, masked, open_database
 from kiwi_mcp.store.receipts import Receipts, close_abandoned
 from kiwi_mcp.store.registry.registry import Registry
 from kiwi_mcp.store.runs import RunRetention, Runs
@@ -30,6 +33,8 @@ _PATIENCE, _MOST_PATIENCE = 5.0, 60.0
 A call must not wait each time, so the pause doubles after each failure.
 """
 _FILE = "sqlite://"
+_LAST = ("state", "last_store")
+"""The file that notes which store was used last."""
 _MOMENT = 0.001
 _OPENING = 10.0
 """For how many seconds any step of opening a store may be silent."""
@@ -134,6 +139,10 @@ class Store:
         """End the moment for which the store counted as looked at."""
         self._held_until = 0.0
 
+    def try_again(self) -> None:
+        """Forget why the store could not be opened: it may be another one now."""
+        self._fault, self._held_until = None, 0.0
+
     def _opened_if_any(self) -> _Opened | None:
         if (held := self._held()) is not None:
             return held
@@ -184,15 +193,53 @@ class Store:
         if fault and time.monotonic() < fault.until:
             raise fault.error.with_traceback(None)
         try:
+            _refuse_forgetting(self.user, settings)
             opened = _connected(settings)
         except KiwiError as error:
             patience = min(fault.patience * 2, _MOST_PATIENCE) if fault else _PATIENCE
             self._fault = _Fault(settings, error, patience, time.monotonic() + patience)
             raise
         self._fault = None
+        note_url(self.user, settings.url)
         with suppress(KiwiError):  # the next opening does it
             close_abandoned(opened.database, self.kernel_lock.is_gone)
         return opened
+
+
+def last_url(user: Path) -> str:
+    """Return the store that was used last; the default one if none is noted."""
+    try:
+        return user.joinpath(*_LAST).read_text(encoding="utf-8").strip()
+    except OSError:
+        return default_url(user)
+
+
+def note_url(user: Path, url: str) -> None:
+    """Note which store is used, unless the variable KIWI_REGISTRY names it for this process alone."""
+    if not os.environ.get("KIWI_REGISTRY") and last_url(user) != url:
+        with suppress(OSError):  # then the default store counts as the last one
+            put_file(user.joinpath(*_LAST), url.encode(), 0o600)
+
+
+def _refuse_forgetting(user: Path, settings: RegistrySettings) -> None:
+    """Refuse an empty store while the one that was used before has data: everything would seem forgotten."""
+    before, url = last_url(user), settings.url
+    if not os.environ.get("KIWI_REGISTRY") and before != url and _is_used(before) and not _is_used(url):
+        raise StoreUnavailable(
+            f"The store {masked(url)} is empty, and {masked(before)}, which was used before, has data.",
+            suggestion=f"`kiwi registry move {masked(url)}` copies it; with `--empty` it starts anew.",
+        )
+
+
+def _is_used(url: str) -> bool:
+    """Whether a store has data; a file is not made to find out, and a server that does not answer counts as used."""
+    if url.startswith(_FILE) and not Path(url.removeprefix(_FILE)).exists():
+        return False
+    try:
+        with within(_OPENING), closing(connect_to(url)) as database:
+            return has_data(database)
+    except KiwiError:
+        return True
 
 
 def _connected(settings: RegistrySettings) -> _Opened:

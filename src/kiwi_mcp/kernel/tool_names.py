@@ -24,7 +24,7 @@ from kiwi_mcp.kernel.verbs import VerbFamily
 from kiwi_mcp.manifest.json_schema import schema_faults
 from kiwi_mcp.store.database import within
 
-_MAX_CHARACTERS, _MAX_TOKENS = 300, 60
+_MAX_CHARACTERS, _MAX_TOKENS = 300, 52
 """How many characters, and about how many tokens, the names may take in every conversation."""
 _SHARE = 3
 """Namespaces get one part in `_SHARE` of the space, because they are used less often than servers."""

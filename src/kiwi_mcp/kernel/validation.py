@@ -184,6 +184,9 @@ async def judge_draft(draft: ItemDraft, source: Source, tool_id: str, context: C
                 Issue("tool_id", f"the item was asked for as {tool_id!r} and calls itself {tool.id!r}", "Use one name.")
             )
         )
+    except InvalidManifest as error:
+        error.message = error.message.replace(f"{trial}/", "")
+        raise
     finally:
         shutil.rmtree(trial, ignore_errors=True)
 

@@ -368,7 +368,7 @@ class ItemRequest(Request, frozen=True, kw_only=True):
     """The request of a verb about one item."""
 
     item_type: Annotated[ItemKind | None, Option(OF_TYPE, "--type", metavar="TYPE")] = None
-    project_path: Annotated[LongText | None, Meta(description="Absolute path of your project")] = None
+    project_path: Annotated[LongText | None, Meta(description="Your project's absolute path")] = None
     item_id: Item
 
     @property
@@ -389,7 +389,7 @@ class ExecuteRequest(Request, frozen=True, kw_only=True):
     """What a model sends to `execute`: an action, and what the verb of this action needs."""
 
     item_type: ItemKind | None = None
-    project_path: Annotated[LongText | None, Meta(description="Absolute path of your project")] = None
+    project_path: Annotated[LongText | None, Meta(description="Your project's absolute path")] = None
     action: Action = "run"
     item_id: Annotated[NameText | None, Meta(description="The item")] = None
     parameters: Annotated[dict[str, AnyJson], Meta(description="The tool's, or the action's")] = {}
@@ -404,7 +404,7 @@ class SearchRequest(Request, frozen=True, kw_only=True):
     """What to look for. It is declared here so that its schema can be shown without loading the search."""
 
     item_type: ItemKind | None = None
-    project_path: Annotated[LongText | None, Meta(description="Absolute path of your project")] = None
+    project_path: Annotated[LongText | None, Meta(description="Your project's absolute path")] = None
     query: Annotated[LongText, Meta(description="One need: verb + object + service")]
     source: Annotated[
         Literal["local", "all", "project", "user", "builtin", "registry", "mcp"],
@@ -416,6 +416,7 @@ class SearchRequest(Request, frozen=True, kw_only=True):
     category: NameText | None = None
     tag: NameText | None = None
     server: NameText | None = None
+    with_schema: Annotated[bool, Meta(description="Add the first one's schema")] = False
 
     @classmethod
     def normalize(cls, arguments: JsonObject) -> JsonObject:
@@ -441,6 +442,18 @@ def payload_of(verb: Verb, arguments: JsonObject) -> JsonObject:
     return {"action": action[0], **own, **({"parameters": parameters} if parameters else {})}
 
 
+def place_parameters(verb: Verb | None, payload: JsonObject) -> tuple[JsonObject, tuple[str, ...]]:
+    """Return a request to run an item with its unknown arguments as `parameters`, if it has none, and their names.
+
+    The verb refuses those that the item does not declare, once the caller is known to see the item.
+    """
+    if verb is None or verb.wire != ("execute", "run") or "parameters" in payload:
+        return payload, ()
+    own = {name: value for name, value in payload.items() if name in _EXECUTE_KEYS or name == "action"}
+    strays = {name: value for name, value in payload.items() if name not in own}
+    return ({**own, "parameters": strays}, tuple(strays)) if strays else (payload, ())
+
+
 def arguments_of(verb: Verb, payload: JsonObject) -> JsonObject:
     """Return the arguments of a verb from what `Kernel.call` was given."""
     given = dict(payload)
@@ -453,7 +466,7 @@ def arguments_of(verb: Verb, payload: JsonObject) -> JsonObject:
     if "parameters" in fields:
         return own
     if unknown := [name for name in own if name not in _EXECUTE_KEYS]:
-        raise invalid("execute", [_unknown_argument("execute", name, sorted(_EXECUTE_KEYS)) for name in unknown])
+        raise misplaced(unknown)
     parameters = given.get("parameters", {})
     if not isinstance(parameters, Mapping):
         raise invalid("execute", [Issue("parameters", "is not a mapping", "Send an object.")])
@@ -490,12 +503,15 @@ def invalid(name: str, issues: Sequence[Issue]) -> InvalidRequest:
     )
 
 
+def misplaced(names: Sequence[str]) -> InvalidRequest:
+    """Return the refusal of arguments that neither `execute` nor the item has."""
+    return invalid("execute", [_unknown_argument("execute", name, sorted(_EXECUTE_KEYS)) for name in names])
+
+
 def _unknown_argument(verb: str, name: str, known: Sequence[str]) -> Issue:
-    if verb == "execute":
-        listed = "Put the tool's own arguments inside `parameters`."
-    else:
-        listed = f"The arguments are: {', '.join(known) or 'none'}."
-    return Issue(name, f"unknown argument `{name[:60]}`", did_you_mean(name, known).strip() or listed)
+    hint, listed = did_you_mean(name, known), f"The arguments are: {', '.join(known) or 'none'}."
+    fix = f"{hint}Put the tool's own arguments inside `parameters`." if verb == "execute" else hint.strip() or listed
+    return Issue(name, f"unknown argument `{name[:60]}`", fix)
 
 
 def _without_secrets(request: type[Request], given: JsonObject) -> JsonObject:

@@ -15,6 +15,8 @@ from kiwi_mcp.manifest.names import did_you_mean
 
 MAX_BYTES = 8_000_000
 MAX_DEPTH = 64
+_SMALL_SCHEMA = 1_500
+"""The longest schema, in characters, that a refusal contains."""
 MAX_INTEGER = 2**53 - 1
 """The largest number that every JSON reader keeps exactly."""
 
@@ -175,7 +177,7 @@ def accept(tool_id: str, schema: JsonObject, given: JsonObject, *, max_bytes: in
         raise InvalidArguments(tool_id, issues)
     filled = as_object(_filled(schema, plain, schema, 0) if _may_have_defaults(schema) else plain)
     if found := faults(schema, filled):
-        raise InvalidArguments(tool_id, found)
+        raise InvalidArguments(tool_id, found, schema if len(text_of_schema(schema)) <= _SMALL_SCHEMA else None)
     return filled
 
 

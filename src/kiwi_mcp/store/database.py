@@ -120,6 +120,9 @@ class Database(Protocol):
         receipts, tasks and what searches worked out: no prepared item depends on them.
         """
 
+    def check_extensions(self) -> None:
+        """Refuse a database that lacks what the schema needs, before anything is made in it."""
+
     def doubts(self) -> Sequence[str]:
         """Return warnings about this database for its owner, a sentence each."""
 

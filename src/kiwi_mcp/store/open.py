@@ -54,6 +54,7 @@ def migrate(database: Database, folder: Path = FOLDER) -> None:
     except StoreDamaged as error:
         if error.details.get("missing") != "table":
             raise
+        database.check_extensions()
         applied = {}
     for migration in _missing(database.url, known, applied):
         with database.transaction() as transaction:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from errno import ELOOP
@@ -15,13 +15,15 @@ from stat import S_ISREG
 from msgspec import Struct
 
 from kiwi_mcp.domain.errors import InvalidRequest, NotFound
-from kiwi_mcp.domain.json import Json, JsonObject, as_text
+from kiwi_mcp.domain.json import Json, JsonObject, as_text, text_of
 from kiwi_mcp.domain.patterns import lazy_pattern
 
 FOLDER = "outputs/tools"
 INLINE_LIMIT = 64_000
 """The largest result, in characters of JSON, that an answer carries whole."""
 PREVIEW = 2_000
+_LINE = 400
+"""How much of a line that matches is shown."""
 PAGE = 64_000
 """The maximum size of one page of an output."""
 _encode = json.JSONEncoder(ensure_ascii=False).encode
@@ -201,10 +203,11 @@ def read_page(
     *,
     offset: int,
     length: int,
+    grep: str = "",
     stored: Callable[[str], bytes] | None = None,
     check: Callable[[str], object] | None = None,
 ) -> JsonObject:
-    """Return part of a result, by its handle.
+    """Return part of a result, by its handle; with `grep` the lines that contain one of the texts `a|b`.
 
     `stored` gives those that are in the store, by the id of their run; `check` refuses a run that is not the reader's.
     """
@@ -212,16 +215,56 @@ def read_page(
     if check is not None:
         check(as_text(record.get("run_id")))
     text = _stored_text(record, handle, stored) if "result_sha256" in record else result_text(record.get("result"))
-    page = text[offset : offset + min(length, PAGE)]
-    end = offset + len(page)
-    return {
+    about: JsonObject = {
         "handle": handle,
         "path": str(_path(project_ai, handle)),
-        "content": page,
         "offset": offset,
         "total_characters": len(text),
-        "next_offset": end if end < len(text) else None,
     }
+    if grep:
+        return {**about, **_matches(text, grep, offset, min(length, PAGE))}
+    page = text[offset : offset + min(length, PAGE)]
+    end = offset + len(page)
+    return {**about, "content": page, "next_offset": end if end < len(text) else None}
+
+
+def _matches(text: str, wanted: str, first: int, length: int) -> JsonObject:
+    """Return the lines with one of the texts `a|b` in them, with their numbers, from line `first` on."""
+    texts = [one.casefold() for one in wanted.split("|") if one.strip()]
+    found = [
+        (number, line[max(at - _LINE // 2, 0) :][:_LINE])
+        for number, line in enumerate(_text_lines(text))
+        if (at := min((at for one in texts if (at := line.casefold().find(one)) >= 0), default=-1)) >= 0
+    ]
+    shown, following = "", None
+    for number, line in found:
+        if number >= first:
+            if shown and len(shown) + len(line) > length:
+                following = number
+                break
+            shown += f"{number}: {line}\n"
+    return {"content": shown, "matches": len(found), "next_offset": following}
+
+
+def _text_lines(text: str) -> Sequence[str]:
+    """Return the lines of a result; of JSON, a line for each value and for each line of a text, with its place."""
+    try:
+        return [*_value_lines(json.loads(text), "")]
+    except (ValueError, RecursionError):
+        return text.splitlines()
+
+
+def _value_lines(value: Json, place: str) -> Iterator[str]:
+    match value:
+        case dict():
+            for name, part in value.items():
+                yield from _value_lines(part, f"{place}.{name}" if place else name)
+        case list():
+            for number, part in enumerate(value):
+                yield from _value_lines(part, f"{place}[{number}]")
+        case _:
+            for line in text_of(value).splitlines():
+                yield f"{place}: {line}" if place else line
 
 
 def _stored_text(record: JsonObject, handle: str, stored: Callable[[str], bytes] | None) -> str:

@@ -169,6 +169,8 @@ _SETTINGS = {
     "hnsw.ef_search": "100",
 }
 """What holds for every connection."""
+_OLDEST = 150_000
+_OLDEST_VECTORS = (0, 7)
 _CONNECTING = 4
 """The time limit for opening a connection, in seconds."""
 _WRITERS = 0x6B697769
@@ -408,8 +410,21 @@ class PostgresDatabase:
         items = _ITEMS.findall(value) if isinstance(value, str) else []
         return tuple(plain or re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL) for quoted, plain in items)
 
+    def check_extensions(self) -> None:
+        """Refuse a database in which the schema cannot be made, before anything is made in it."""
+        found = self.read(
+            "select coalesce(installed_version, default_version) from pg_available_extensions where name = 'vector'"
+        )
+        version = str(found[0][0]) if found else ""
+        if found and tuple(map(int, version.split(".")[:2])) < _OLDEST_VECTORS:
+            raise _unavailable(
+                self.url,
+                f"its extension vector is {version}, and 0.7 is needed",
+                "Install pgvector 0.7 or newer, then `psql -c 'alter extension vector update'`; or remove pgvector.",
+            )
+
     def doubts(self) -> Sequence[str]:
-        """Return nothing: a server that is too old is refused by the migrations."""
+        """Return nothing: a database that is not fit is refused when it is opened."""
         return ()
 
     def close(self) -> None:
@@ -440,6 +455,9 @@ class PostgresDatabase:
             if isinstance(error, psycopg.errors.ConnectionTimeout):
                 self._patience.lose(response)
             raise response from None
+        if (unfit := _unfit(connection, self.url)) is not None:
+            connection.close()
+            raise unfit
         try:
             for name, loader in _LOADERS.items():
                 connection.adapters.register_loader(name, loader)
@@ -451,6 +469,19 @@ class PostgresDatabase:
             raise self._fault(error) from error
         self._patience.gain()
         return connection
+
+
+def _unfit(connection: PostgresConnection, shown: str) -> StoreUnavailable | None:
+    """Return why a database cannot be a store, by what the server said when it was connected."""
+    encoding, version = connection.info.parameter_status("server_encoding"), connection.info.server_version
+    if version < _OLDEST:
+        return _unavailable(
+            shown, f"PostgreSQL {version // 10_000} is too old", f"Use version {_OLDEST // 10_000} or a newer one."
+        )
+    if encoding != "UTF8":
+        fix = f"Make another: `createdb -E UTF8 -T template0 {connection.info.dbname}_utf8`."
+        return _unavailable(shown, f"its encoding is {encoding}, not UTF8", fix)
+    return None
 
 
 def _begin(connection: PostgresConnection) -> PostgresConnection:

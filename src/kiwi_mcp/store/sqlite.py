@@ -393,6 +393,9 @@ class SqliteDatabase:
         """Return the texts of a JSON array."""
         return tuple(json.loads(value)) if isinstance(value, str) else ()
 
+    def check_extensions(self) -> None:
+        """Do nothing: the schema needs no extension."""
+
     def doubts(self) -> Sequence[str]:
         """Return a warning if the SQLite library is too old."""
         if version >= SOUND:

@@ -255,3 +255,22 @@ def test_concurrent_key_creation_leaves_an_intact_file(ann: Machine) -> None:
         "globex",
         "initech",
     }
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_a_publisher_is_trusted_by_the_fingerprint_that_the_registry_lists(ann: Machine) -> None:
+    made = as_object(key(ann, "new")["key"])
+    ann.script("greet")
+    ann.do("sign", "greet")
+    published = ann.ask("execute", action="publish", item_id="greet", parameters={"namespace": "acme"})
+    assert not published.is_error, published.content
+    (item,) = [
+        one
+        for one in map(as_object, as_list(ann.ask("execute", action="list").content["items"]))
+        if one["namespace"] == "acme"
+    ]
+
+    trusted = key(ann, "trust", publisher="acme", key=item["signer"])
+
+    assert as_object(trusted["key"])["key"] == made["key"]
+    assert refused(ann, "trust", publisher="acme", key=fingerprint(OTHER)) == "invalid_request"

@@ -48,14 +48,14 @@ VERBS: tuple[VerbFamily, ...] = (
         envelope=SearchRequest,
         imports_numpy=True,
         description="Find tools, directives and knowledge by what they do; one need per search. Returns names, one "
-        "line each and a score. Then `load` one to see its parameters.",
+        "line each and a score. Then `load` one.",
         is_meta_tool=True,
     ),
     VerbFamily(
         name="load",
         verbs={"": "load"},
-        description="Read one item: definition, parameters (JSON Schema), content, executor chain. With item_type "
-        "`output`, read on in a large result by its handle.",
+        description="Read one item: definition, parameters (JSON Schema), content, executors. With item_type "
+        "`output`: a large result, by its handle.",
         is_meta_tool=True,
         is_read_only=False,
     ),
@@ -75,7 +75,7 @@ VERBS: tuple[VerbFamily, ...] = (
             **dict.fromkeys(("verify", "list"), "registry.versions"),
         },
         description="Run a tool with `parameters`, or manage tools: create (parameters: tool_id, tool_type, executor, "
-        "manifest, files), update, validate, sign, delete, why; or publish and pull.",
+        "manifest, files), update, validate, sign, delete, why.",
         is_meta_tool=True,
         is_read_only=False,
         runs_items=True,
@@ -83,7 +83,7 @@ VERBS: tuple[VerbFamily, ...] = (
     VerbFamily(
         name="help",
         verbs={"": "help"},
-        description="How to use Kiwi, by topic, with worked examples.",
+        description="How to use Kiwi, with worked examples.",
         is_meta_tool=True,
     ),
     VerbFamily(
@@ -148,8 +148,11 @@ VERBS: tuple[VerbFamily, ...] = (
     ),
     VerbFamily(
         name="registry",
-        verbs=dict.fromkeys(("show", "add", "remove", "push", "pull"), "registry.remotes"),
-        description="Push versions to another registry, pull from one, add one, show which are known.",
+        verbs={
+            **dict.fromkeys(("show", "add", "remove", "push", "pull"), "registry.remotes"),
+            "move": "registry.move",
+        },
+        description="Move the store; push versions to another registry, pull from one, add one, show which are known.",
         is_read_only=False,
     ),
     VerbFamily(

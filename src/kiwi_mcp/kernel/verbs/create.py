@@ -95,8 +95,19 @@ def new_item(item_id: str | None, words: JsonObject, item_type: str, sheets: Typ
             return tool_id, ItemDraft(
                 place_for(kind=TOOLS.name, category=category, name=name), name, {name: dump_manifest(named)}
             )
-        files = {MANIFEST_NAME: dump_manifest(named), **files}
+        files = {MANIFEST_NAME: dump_manifest(_with_entrypoint(named, files, sheets)), **files}
     return tool_id, ItemDraft(place_for(kind=TOOLS.name, category=category, name=stem), MANIFEST_NAME, files)
+
+
+def _with_entrypoint(manifest: JsonObject, files: Mapping[str, bytes], sheets: TypeSpecs) -> JsonObject:
+    """Return a manifest with its only file as the entrypoint, if its type has one and the manifest names none."""
+    spec, config = (
+        sheets.get(sheets.canonical(as_text(manifest.get("tool_type")))[0]),
+        as_object(manifest.get("config")),
+    )
+    if len(files) != 1 or spec is None or "entrypoint" not in spec.words or "entrypoint" in {*manifest, *config}:
+        return manifest
+    return {**manifest, "config": {**config, "entrypoint": next(iter(files))}}
 
 
 def _manifest_of(words: JsonObject) -> dict[str, Json]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from kiwi_mcp.domain.errors import InvalidRequest, NotFound, SignatureRefused
+from kiwi_mcp.catalog.release import trust_of_release
+from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, NotFound, SignatureRefused
 from kiwi_mcp.domain.names import is_namespace, is_tool_id
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, DEFAULT_NAMESPACE
 from kiwi_mcp.kernel.context import VerbContext
@@ -37,8 +39,12 @@ from kiwi_mcp.kernel.verb import (
 from kiwi_mcp.manifest.signatures import Rotation, is_key, matches_key
 from kiwi_mcp.manifest.trust import TrustedKey
 from kiwi_mcp.manifest.trust_file import TrustFile, rotated
+from kiwi_mcp.manifest.type_specs import load_type_specs
 from kiwi_mcp.policy.admission import lookalikes
+from kiwi_mcp.store.remote.port import read_named
 
+_SEARCHED = 200
+"""In how many items of a publisher a key is looked for."""
 _DAYS = re.compile(r"(\d{1,5})d", re.ASCII)
 
 NewName = Annotated[NameText | None, Option("The key's name.")]
@@ -214,7 +220,9 @@ class KeyTrustRequest(Request, frozen=True, kw_only=True):
     """A publisher, and their key or the statement by which a trusted key names it."""
 
     publisher: Annotated[NameText, Argument("A namespace, or public/NAME for one item of it.", "PUBLISHER")]
-    key: Annotated[NameText | None, Argument("Their public key, 43 characters.", "KEY")] = None
+    key: Annotated[
+        NameText | None, Argument("Their public key, or its fingerprint as `kiwi registry list` shows it.", "KEY")
+    ] = None
     rotation: Annotated[
         LongText | None, Option("The line by which their old key names its successor.", metavar="LINE")
     ] = None
@@ -231,11 +239,7 @@ def trust_key(request: KeyTrustRequest, context: VerbContext) -> KeyChangeRespon
         return _handed_over(request.rotation, scope, file, known)
     public = request.key or ""
     if not is_key(public):
-        raise InvalidRequest(
-            "To trust a publisher, give the whole public key, 43 characters.",
-            suggestion="Ask them for what `kiwi key show` prints, by a way that you trust. At a first install the key "
-            "comes along: `kiwi pull NAME --from REMOTE --trust-key FINGERPRINT`.",
-        )
+        public = _published_key(scope, public, context)
     key = TrustedKey(public, _now(), how="trusted", expires=_expiry(request.expires))
     file.pin(scope, [key])
     doubts = [f"{scope} looks like {one}, which is another publisher" for one in lookalikes(scope, trusted)]
@@ -243,6 +247,23 @@ def trust_key(request: KeyTrustRequest, context: VerbContext) -> KeyChangeRespon
         doubts.append(f"{scope} is also trusted with {', '.join(others)}: revoke what is not in use any more")
     return replace(
         _changed("trust", "trusted", f"{scope} is trusted with this key", key), publisher=scope, warnings=doubts
+    )
+
+
+def _published_key(scope: str, word: str, context: VerbContext) -> str:
+    """Return the key with a fingerprint that signed an item of the publisher in this registry."""
+    registry, (namespace, _, name) = context.registry(), scope.partition("/")
+    listed = registry.find(namespace=namespace) if word else ()
+    for item in [one for one in listed if name in {"", one.name.tool_id}][:_SEARCHED]:
+        with suppress(KiwiError):  # `kiwi verify` reports an item that is damaged
+            release = read_named(registry, [item.name])[0]
+            signature = trust_of_release(release, TrustFile(context.services.user).now(), load_type_specs()).signature
+            if signature and signature.key and matches_key(signature.key, word):
+                return signature.key
+    raise InvalidRequest(
+        f"Nothing that {scope} published here is signed with that key; give the whole public key, 43 characters.",
+        suggestion="Ask them for what `kiwi key show` prints, by a way that you trust. At a first install the key "
+        "comes along: `kiwi pull NAME --from REMOTE --trust-key FINGERPRINT`.",
     )
 
 

@@ -59,24 +59,29 @@ class LoadRequest(ItemRequest, frozen=True, kw_only=True):
         ItemKind | None, Option("", "--type", metavar="TYPE", help="tool, directive, knowledge; output for a result.")
     ] = None
     item_id: Annotated[NameText, Argument("Name, name@range or full identity", "ITEM", help=ITEM)]
-    source: Annotated[Source | None, Option("Where it is", help="project, user, registry, mcp or builtin.")] = None
+    source: Annotated[Source | None, Option("", help="project, user, registry, mcp or builtin.")] = None
     destination: Annotated[
         Where | None,
         Option(
-            "Copy it there, with the executors it needs",
+            "Copy it there",
             "--to",
             "--destination",
             metavar="SPACE",
             help="Copy it to project or user.",
         ),
     ] = None
-    file: Annotated[
-        NameText | None, Option("One file of a tool with several", help="One file of an item with several.")
-    ] = None
+    file: Annotated[NameText | None, Option("One of its files", help="One file of an item with several.")] = None
     offset: Annotated[
-        int, Meta(ge=0), Option("Where to go on in an output", help="The first character of an output to show.")
+        int, Meta(ge=0), Option("Read on from here", help="The first character of an output to show.")
     ] = 0
     length: Annotated[int, Meta(ge=1, le=1_000_000)] = 64_000
+    grep: Annotated[
+        NameText | None,
+        Option(
+            "Only its lines with a|b",
+            help="Only the lines of an output that contain a text; `a|b` for either.",
+        ),
+    ] = None
 
     def named_item(self) -> str:
         """Return the item; a result is none."""
@@ -121,6 +126,8 @@ class LoadResponse(Response, frozen=True, kw_only=True):
     offset: int = 0
     total_characters: int = 0
     next_offset: int | None = None
+    """Where to go on: a character, with `grep` a line."""
+    matches: int = 0
     source: str = ""
     metadata: ItemSummary | None = None
     parameters: dict[str, AnyJson] = field(default_factory=dict)
@@ -191,6 +198,8 @@ async def load(request: LoadRequest, context: VerbContext) -> Answer:
         catalog = services.catalogs.of(request.project_path)
     else:
         catalog = services.catalogs.for_item(request.item_id, request.project_path)
+    if request.grep and request.item_type != "output":
+        raise InvalidRequest("`grep` searches in an output.", suggestion="Add `item_type: output`, or leave it out.")
     if request.item_type == "output":
         return Answer(_page(request, catalog, context))
     rights, authorship = services.rights(caller), services.authorship(caller)
@@ -215,6 +224,7 @@ def _page(request: LoadRequest, catalog: Catalog, context: VerbContext) -> JsonO
         handle=request.item_id,
         offset=request.offset,
         length=request.length,
+        grep=request.grep or "",
         stored=lambda run_id: services.runs(caller).result(run_id),
         check=services.runs(caller).get if caller.name else None,
     )

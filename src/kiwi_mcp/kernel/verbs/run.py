@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import Call
-from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
 from kiwi_mcp.domain.outcome import Outcome, Status
 from kiwi_mcp.kernel.approvals import ApprovalGate
 from kiwi_mcp.kernel.context import Context, VerbContext
 from kiwi_mcp.kernel.mcp_servers import McpServers
-from kiwi_mcp.kernel.pipeline import plan_call
+from kiwi_mcp.kernel.pipeline import callable_chain, plan_call
 from kiwi_mcp.kernel.pipeline import run as run_call
 from kiwi_mcp.kernel.recorder import Run
 from kiwi_mcp.kernel.verb import (
@@ -34,6 +35,7 @@ from kiwi_mcp.kernel.verb import (
     Option,
     Response,
     ViewItem,
+    misplaced,
     verb,
     warning_rows,
 )
@@ -164,11 +166,27 @@ async def run(request: RunRequest, context: VerbContext) -> Answer:
     services = context.services
     catalog = services.catalogs.for_item(request.item_id, request.project_path)
     call_context = services.context(context.caller, catalog)
+    warnings = _taken(context.strays, request.call(call_context), call_context) if context.strays else ()
     if request.dry_run:
-        return await _plan(request, call_context)
-    if request.mode == "thread" or not request.wait:
-        return await _as_thread(request, context)
-    return _answer(await run_call(request.call(call_context), call_context, context.record), request, call_context)
+        answer = await _plan(request, call_context)
+    elif request.mode == "thread" or not request.wait:
+        answer = await _as_thread(request, context)
+    else:
+        run = await run_call(request.call(call_context), call_context, context.record)
+        answer = _answer(run, request, call_context)
+    if not warnings:
+        return answer
+    return replace(
+        answer, content={**answer.content, "warnings": [*as_list(answer.content.get("warnings")), *warnings]}
+    )
+
+
+def _taken(strays: Sequence[str], call: Call, context: Context) -> Sequence[str]:
+    """Return a warning for each argument that is taken as a parameter; refuse one that the item does not have."""
+    declared = as_object(callable_chain(call, context).tool.manifest.parameters.get("properties"))
+    if unknown := [name for name in strays if name not in declared]:
+        raise misplaced(unknown)
+    return [f"`{name}` was taken as a parameter of the tool: put it inside `parameters`." for name in strays]
 
 
 async def _as_thread(request: RunRequest, context: VerbContext) -> Answer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +20,7 @@ from kiwi_mcp.domain.cards import Card
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.grants import Rights
 from kiwi_mcp.domain.items import NO_SOURCE, SOURCE_TRAITS, Source
-from kiwi_mcp.domain.json import Json, JsonObject, text_of
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.kernel.context import Services, VerbContext
 from kiwi_mcp.kernel.paths import has_project
 from kiwi_mcp.kernel.permission import ItemVisibility
@@ -29,6 +30,7 @@ from kiwi_mcp.kernel.tool_names import write_namespaces
 from kiwi_mcp.kernel.verb import (
     ANYONE,
     Answer,
+    AnyJson,
     Notice,
     Response,
     SearchRequest,
@@ -45,6 +47,7 @@ from kiwi_mcp.search.port import Encoder, Filter, Hit, MatchReason, PublishedIte
 from kiwi_mcp.search.query import CardPool, ParsedQuery
 from kiwi_mcp.search.ranking import RankedHits, near_misses, rank
 from kiwi_mcp.search.recall_index import RecallMatches
+from kiwi_mcp.search.tokens import words
 from kiwi_mcp.search.view import SearchView, describe_locations, list_names
 from kiwi_mcp.store.search_index.feature_cache import FeatureCache
 
@@ -57,6 +60,10 @@ _ARGUMENT = re.compile(r"`(source|server|tag|category): (\w+)`")
 QUERY_HINT = "Ask for one need per search, in plain words: verb + object + service."
 _NO_PROJECT = "No project was searched: add `project_path`, the absolute path of yours, to find what is in it."
 _NOTHING_YET = "Nothing is here yet: search with `source: all` for what is published or built in, or create a tool."
+_EMPTY_SERVER = (
+    "The server '{0}' is here, and offers nothing of this: `kiwi mcp list {0}` says why, "
+    "`kiwi mcp refresh {0}` asks it again."
+)
 _MAX_DESCRIPTION, _MAX_REASON = 200, 200
 _UNACCEPTED = frozenset({"changed", "new"})
 """The tags of an MCP server's item that the owner has not accepted."""
@@ -68,6 +75,10 @@ _SORTED = 100
 """How many of the best hits are sorted by name or date."""
 _CLOSE = 5
 """How many near misses are reported."""
+_SPARE = 20
+"""How many more hits are ranked than shown, to replace duplicates."""
+_LISTS_SERVERS = frozenset({"registry", "builtin"})
+"""The values of `source` that also show MCP servers, which can be brought here from there."""
 _EVERYTHING = frozenset({"", "*"})
 """Queries that match every item."""
 _MARKDOWN = ("directive", "knowledge")
@@ -96,6 +107,10 @@ class SearchResult(Struct, frozen=True, kw_only=True):
     tool_type: str
     identity: str
     full_name: str = ""
+    also: tuple[str, ...] = ()
+    """The same item in other places."""
+    parameters: dict[str, AnyJson] = {}
+    """With `with_schema`: the schema of the first result."""
     why: tuple[str, ...] = ()
     part: int = 0
     meaning: float | None = None
@@ -342,10 +357,11 @@ def _find(
     query = view.parse(request.query)
     known = recall(query)
     pools, keeps = view.pools(query, wanted, known.found if known else ()), visible_cards(wanted, permission)
+    if not (request.tool_type or request.source in _LISTS_SERVERS):
+        keeps = partial(_is_no_server, is_server, keeps)
     if is_browsing(request):
         ranked = browse(view.cards, keeps)
     else:
-        # A caller who looks for a tool can run the items of a server, but not the server itself.
         ranked = rank(query, pools, limit=max_hits(request), keeps=keeps, recall=known, is_behind=is_server)
     sees = (lambda card: not permission.is_hidden(card.identity)) if permission.hides else None
     is_shared, locations = partial(view.is_shared, sees=sees), partial(view.locations, sees)
@@ -354,6 +370,8 @@ def _find(
         response["note"] = "What is published is on a server, and not listed here: search for it with words."
     if faults := [*faults, *view.faults, *filter(None, [permission.fault])]:
         response["warnings"] = [*dict.fromkeys(f"{fault.message} {fault.suggestion}" for fault in faults)]
+    if request.with_schema and response["results"]:
+        response["results"] = [*_with_schema(as_list(response["results"]), catalog)]
     if not permission.hides:  # otherwise these would reveal items that the caller may not know about
         response |= _index_state(view, catalog.seen_broken(SOURCES[request.source])[: request.limit])
     if not ranked.hits:
@@ -367,6 +385,21 @@ def _find(
             has_project=has_project(catalog.space),
         )
     return response
+
+
+def _is_no_server(is_server: Callable[[Card], bool], keeps: Callable[[Card], bool] | None, card: Card) -> bool:
+    """Whether a card may be found by a caller who looks for something to run; a server itself cannot be run."""
+    return not is_server(card) and (keeps is None or keeps(card))
+
+
+def _with_schema(results: Sequence[Json], catalog: Catalog) -> Iterator[Json]:
+    """Yield results, the first one with the schema of its parameters."""
+    first = as_object(results[0])
+    with suppress(KiwiError):
+        item = catalog.find(as_text(first["identity"]))
+        first = {**first, "parameters": item.manifest.parameters}
+    yield first
+    yield from results[1:]
 
 
 def filter_of(request: SearchRequest) -> Filter:
@@ -400,7 +433,7 @@ def browse(cards: Iterable[Card], keeps: Callable[[Card], bool] | None) -> Ranke
 
 def max_hits(request: SearchRequest) -> int:
     """Return how many hits a response is chosen from."""
-    return request.limit if request.sort_by == "score" else max(request.limit, _SORTED)
+    return request.limit + _SPARE if request.sort_by == "score" else max(request.limit, _SORTED)
 
 
 def hits_response(
@@ -416,10 +449,16 @@ def hits_response(
 
     `is_shared` says whether several items have a name, and `locations` describes where the items are.
     """
-    hits = sort_hits(ranked.hits, request.sort_by)[: request.limit]
+    groups: dict[tuple[object, ...], list[Hit]] = {}
+    for hit in sort_hits(ranked.hits, request.sort_by):
+        card = hit.card
+        # What only looks alike is not the same: two servers may ask before one of them is used.
+        groups.setdefault((card.tool_id, card.tool_type, card.description, card.parameters), []).append(hit)
+    shown = [*groups.values()][: request.limit]
+    hits = [group[0] for group in shown]
     response: dict[str, Json] = {
-        "results": [_result(hit, query, permission, is_shared) for hit in hits],
-        "total": ranked.total,
+        "results": [_result(group, query, permission, is_shared) for group in shown],
+        "total": ranked.total - sum(len(group) - 1 for group in groups.values()),
         "query": request.query,
         "source": request.source,
     }
@@ -468,6 +507,9 @@ def _hints(
     if known and not any(map(filter_of(request).keeps, known)):
         yield from [*_unknown_values(request, known, is_server)] or ["Nothing here passes all of these filters."]
         return
+    asked = {*words(request.query)}
+    if server := next((card.tool_id for card in known if card.tool_id in asked and is_server(card)), ""):
+        yield _EMPTY_SERVER.format(server)
     close = "; `close` is what comes nearest" if has_close else ""
     yield f"Try other words{close}. {QUERY_HINT}{describe_locations(known)}"
     if len(SOURCES[request.source]) < len(SOURCES["all"]):
@@ -482,8 +524,7 @@ def _unknown_values(request: SearchRequest, known: Sequence[Card], is_server: Ca
             if value in existing or any(one.startswith(f"{value}/") for one in existing if kind == "category"):
                 continue
             if kind == "server" and any(card.tool_id == value and is_server(card) for card in known):
-                ways = f"`kiwi mcp list` says why, `kiwi mcp refresh {value}` asks it again"
-                yield f"The server {value!r} is here, and offers nothing yet: {ways}."
+                yield _EMPTY_SERVER.format(value)
             else:
                 others = f"; there are {list_names(existing)}." if existing else " here."
                 yield f"There is no {kind} {value[:60]!r}{others}"
@@ -493,7 +534,11 @@ def _values(written: str | None) -> tuple[str, ...]:
     return tuple(filter(None, (one.strip() for one in (written or "").split(","))))
 
 
-def _result(hit: Hit, query: ParsedQuery, permission: ItemVisibility, is_shared: Callable[[str], bool]) -> JsonObject:
+def _result(
+    group: Sequence[Hit], query: ParsedQuery, permission: ItemVisibility, is_shared: Callable[[str], bool]
+) -> JsonObject:
+    """Return the best of some hits that are the same but for where they are, with the names of the others."""
+    hit, *others = group
     card, why = hit.card, hit.why
     response: dict[str, Json] = {
         "name": card.tool_id,
@@ -506,6 +551,8 @@ def _result(hit: Hit, query: ParsedQuery, permission: ItemVisibility, is_shared:
     }
     if is_shared(card.tool_id):
         response["full_name"] = card.identity.partition("@")[0]
+    if others:
+        response["also"] = [other.card.identity.partition("@")[0] for other in others[:_MAX_WORDS]]
     response["why"] = [*why.words[:_MAX_WORDS]]
     if why.part:
         response["part"] = query.texts.index(why.part)

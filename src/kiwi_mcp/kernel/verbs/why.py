@@ -24,6 +24,7 @@ from kiwi_mcp.kernel.pipeline import (
     Rule,
     bind,
     bind_plan,
+    callable_chain,
     lock_changes,
     lost_links,
     offered_by,
@@ -265,7 +266,7 @@ def explain(call: Call, context: Context) -> JsonObject:
     """Return the chain, its versions and digests, the origin of every variable, and each reason not to run."""
     response: dict[str, Json] = {"tool_id": call.tool_id, "action": "why"}
     try:
-        chain = context.catalog.resolve(call.tool_id, item_type=call.item_type)
+        chain = callable_chain(call, context)
     except KiwiError as error:
         return {**response, "would_run": False, "reasons": [_reason(error)], **error.details}
     return {**response, **_Question(call, chain, context).answered()}

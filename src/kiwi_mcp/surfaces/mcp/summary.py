@@ -11,11 +11,14 @@ _FACTS = ("path", "trash_path", "signature", "plan", "chain", "variables", "reas
 """The words of an action's answer that its reader acts on."""
 
 
+_EMPTY = "(empty)"
+
+
 def summarize(content: JsonObject) -> str:
     """Return an answer in words: a result as it is, a list as lines, a refusal with what to do."""
     for mark, view in _VIEWS.items():
         if mark in content:
-            return "\n".join(filter(None, view(content)))
+            return "\n".join(filter(None, view(content))) or _EMPTY
     return compact(content)
 
 
@@ -23,7 +26,8 @@ def beside(content: JsonObject) -> Iterator[str]:
     """Yield notes that belong to a result: that it has more text, and its warnings."""
     if handle := as_text(content.get("result_handle")):
         size = content.get("result_characters")
-        yield f"(the beginning of {size} characters; load item_type output, item_id {handle} to read on)"
+        where = f"load item_type output, item_id {handle} to read on, with grep to search in it"
+        yield f"(the beginning of {size} characters; {where})"
     yield from (f"warning: {text_of(warning)}" for warning in as_list(content.get("warnings")))
 
 
@@ -34,6 +38,8 @@ def _refusal(content: JsonObject) -> Iterator[str]:
     if content.get("result") is not None:
         yield f"reply: {text_of(content['result'])}"
     yield f"What to do: {as_text(content.get('suggestion'))}"
+    if schema := content.get("parameters_schema"):
+        yield f"parameters_schema: {compact(schema)}"
 
 
 def _ran(content: JsonObject) -> Iterator[str]:
@@ -69,7 +75,10 @@ def _card(card: JsonObject) -> str:
         facts.append(f"{state}, not accepted")
     if refusal := as_text(card.get("not_permitted")):
         facts.append(f"not permitted: {refusal}")
-    return f"{_full_name(card)} ({', '.join(facts)}): {as_text(card.get('description'))}"
+    if also := ", ".join(map(text_of, as_list(card.get("also")))):
+        facts.append(f"also {also}")
+    schema = f"\n  parameters: {compact(card['parameters'])}" if "parameters" in card else ""
+    return f"{_full_name(card)} ({', '.join(facts)}): {as_text(card.get('description'))}{schema}"
 
 
 def _full_name(card: JsonObject) -> str:
@@ -85,6 +94,14 @@ def _defined(content: JsonObject) -> Iterator[str]:
     yield as_text(content.get("content"))
 
 
+def _page(content: JsonObject) -> Iterator[str]:
+    yield as_text(content.get("content"))
+    if "matches" in content:
+        yield f"({content['matches']} lines match)"
+    if (following := content.get("next_offset")) is not None:
+        yield f"(of {content.get('total_characters')} characters; load with offset {following} to read on)"
+
+
 def _judged(content: JsonObject) -> Iterator[str]:
     yield f"{as_text(content.get('tool_id'))} is {as_text(content.get('status'))}"
     yield from map(_issue, (*as_list(content.get("issues")), *as_list(content.get("warnings"))))
@@ -98,6 +115,9 @@ def _explained(content: JsonObject) -> Iterator[str]:
 
 
 def _done(content: JsonObject) -> Iterator[str]:
+    if "message" not in content and "tool_id" not in content:
+        yield compact({word: value for word, value in content.items() if word != "action"})
+        return
     yield as_text(content.get("message")) or f"{as_text(content.get('tool_id'))}: {text_of(content.get('status', ''))}"
     yield from (f"{word}: {text_of(content[word])}" for word in _FACTS if content.get(word))
     if "would_run" in content:
@@ -114,7 +134,8 @@ def _logs(content: JsonObject) -> Iterator[str]:
 def _issue(issue: Json) -> str:
     if not isinstance(issue, Mapping):
         return f"- {text_of(issue)}"
-    return f"- {as_text(issue.get('place'))}: {as_text(issue.get('reason'))}. {as_text(issue.get('fix'))}"
+    place = as_text(issue.get("place"))
+    return f"- {place}{': ' if place else ''}{as_text(issue.get('reason'))}. {as_text(issue.get('fix'))}"
 
 
 _VIEWS: Mapping[str, Callable[[JsonObject], Iterator[str]]] = {
@@ -122,6 +143,7 @@ _VIEWS: Mapping[str, Callable[[JsonObject], Iterator[str]]] = {
     "result": _ran,
     "results": _found,
     "metadata": _defined,
+    "total_characters": _page,
     "valid": _judged,
     "help": _explained,
     "action": _done,
