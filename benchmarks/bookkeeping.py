@@ -46,7 +46,7 @@ _STAGES: Sequence[tuple[str, object, str]] = (
     ("accept the parameters", pipeline, "accept"),
     ("digest of the plan", pipeline, "plan_digest"),
     ("output file", recorder, "keep"),
-    ("run record", runs, "_add"),
+    ("run record", runs, "_record"),
 )
 """What is called once on the way, in this order, by its module or class and its name there."""
 

@@ -74,7 +74,7 @@ class Bench:
 
     def is_kept(self, item_id: str = "say") -> bool:
         services = self.kernel._services
-        catalog = services.catalogs.unnamed()
+        catalog = services.catalogs.at(None)
         context = services.context(NO_CALLER, catalog)
         return services.prepared.get(Call(item_id, catalog.space), "", catalog, context.rights) is not None
 
@@ -468,7 +468,7 @@ async def test_a_definition_that_a_server_changed_is_seen(stored: Bench) -> None
     path = bench.project / ".ai" / "tools" / "files.yaml"
     path.write_text(SERVER)
     services = bench.kernel._services
-    catalog = services.catalogs.unnamed()
+    catalog = services.catalogs.at(None)
     offered: JsonObject = {"name": "read", "inputSchema": {"type": "object"}}
     digest = sha256_hex(canonical(offered))
     definition = Definition("tool", "read", "read", "accepted", offered, digest, offered, digest)

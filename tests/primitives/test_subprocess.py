@@ -16,7 +16,7 @@ from kiwi_mcp.domain.errors import CommandMissing, InvalidRequest, KiwiError, To
 from kiwi_mcp.domain.outcome import Progress, Report, silent
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.primitives.process import run as subprocess
-from kiwi_mcp.primitives.process.process_tree import ProcessTree, Stamping, TreeMarker
+from kiwi_mcp.primitives.process.process_tree import ProcessTree, TreeMarker, stamping
 from kiwi_mcp.primitives.process.run import ProcessResult
 
 pytestmark = pytest.mark.usefixtures("processes")
@@ -342,7 +342,7 @@ def test_cancelling_kills_all_children_and_is_raised() -> None:
 
 def test_ended_children_are_reaped_and_not_counted_as_left_behind() -> None:
     mark = TreeMarker.new()
-    with Stamping(mark):
+    with stamping(mark):
         ended = Popen(["/bin/true"], start_new_session=True)
         living = Popen(["/bin/sleep", "317"], start_new_session=True)
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)

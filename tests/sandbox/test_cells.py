@@ -19,7 +19,7 @@ from kiwi_mcp.domain.isolation import ResourceLimits, SandboxProfile
 from kiwi_mcp.sandbox.bubblewrap import UNPRIVILEGED_ID
 from kiwi_mcp.sandbox.cgroup import find_groups
 from kiwi_mcp.sandbox.process_setup import open_grants
-from kiwi_mcp.sandbox.root_launcher import RootLauncher, open_root_launcher, staged_path
+from kiwi_mcp.sandbox.root_launcher import STAGED, RootLauncher, open_root_launcher
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root has cells")
 
@@ -88,15 +88,12 @@ def test_the_next_run_does_not_see_grants_of_the_last_one(tmp_path: Path) -> Non
         folder.mkdir()
         (folder / folder.name).touch()
     with cell_with(first, second) as cell:
-        assert said(cell, f"ls {staged_path(0)} {staged_path(1)}").split()[1::2] == ["first", "second"]
+        assert said(cell, f"ls {STAGED}/0 {STAGED}/1").split()[1::2] == ["first", "second"]
         used = cell
     wait_until(lambda: used.is_clear)
     with cell_with(second) as cell:
         assert cell is used
-        assert (
-            said(cell, f"ls {staged_path(0)}; ls {staged_path(1)} 2>/dev/null; find /tmp/root -xdev -name first")
-            == "second"
-        )
+        assert said(cell, f"ls {STAGED}/0; ls {STAGED}/1 2>/dev/null; find /tmp/root -xdev -name first") == "second"
 
 
 def test_a_failed_run_leaves_no_launcher_behind(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ class Catalog:
         A directive or knowledge is never an item of another type. `tool` may be said of everything: it means an item
         of another type where no tool has the name.
         """
-        known = self._known((ref, source, item_type, False))
+        known = self.unchanged(ref, item_type, source, is_chain=False)
         if known is not None and isinstance(known.found, Tool):
             return known.found
         found = self._find_now(ref, source, item_type)
@@ -147,7 +147,7 @@ class Catalog:
 
     def resolve(self, ref: str, *, item_type: ItemType | None = None) -> Chain:
         """Return the item a reference asks for, with its executors; `item_type` is that of `find`."""
-        known = self._known((ref, None, item_type, True))
+        known = self.unchanged(ref, item_type)
         if known is not None and isinstance(known.found, Chain):
             return known.found
         found = self._resolve_now(ref, item_type)
@@ -157,12 +157,14 @@ class Catalog:
                 self._unchanged[ref, None, item_type, True] = entry
         return found.chain
 
-    def unchanged(self, ref: str, item_type: ItemType | None) -> Unchanged | None:
-        """Return the chain that `resolve` gives, if nothing changed that it depends on since it was last made."""
-        return self._known((ref, None, item_type, True))
+    def unchanged(
+        self, ref: str, item_type: ItemType | None, source: Source | None = None, *, is_chain: bool = True
+    ) -> Unchanged | None:
+        """Return the chain that `resolve` gives, if nothing changed that it depends on since it was last made.
 
-    def _known(self, asked: _Asked) -> Unchanged | None:
-        known = self._unchanged.get(asked)
+        Without `is_chain`, it is the item that `find` gives.
+        """
+        known = self._unchanged.get((ref, source, item_type, is_chain))
         if (
             known is None
             or self._store_state is None
@@ -188,8 +190,9 @@ class Catalog:
     def _watch(self, found: Tool | Chain, files: Sequence[str], valid_until: str) -> Unchanged:
         """Watch all that the search for an item looks at; what was found must be found once more afterwards."""
         looked = [source.looks_at() for source in self._sources]
+        own = [path for path in files if path.startswith("/")]  # what is in no file is in the store, which has a state
         generation = watch.watch(
-            [*files, *(path for files, _ in looked for path in files)],
+            [*own, *(path for files, _ in looked for path in files)],
             [*self._files(), *(path for _, folders in looked for path in folders)],
         )
         return Unchanged(found, generation, self._store_state() if self._store_state else None, valid_until)

@@ -212,10 +212,10 @@ class RemoteNotFound(NotFound):
         known = f"Known here: {', '.join(remotes)}. " if remotes else ""
         super().__init__(
             f"{remote!r} is neither a remote of this installation nor the address of one.",
-            suggestion=f"{known}Give a folder as `./{remote}`, an address (`sqlite:///path`, `postgresql://…`, "
-            "`http(s)://…`), or add one with `kiwi registry add NAME URL`."
+            suggestion=f"{known}Give a folder as `./{remote}`, an address (`http(s)://…`), or add one with "
+            "`kiwi registry add NAME URL`."
             if "/" not in remote
-            else f"{known}Give a folder, or an address: `sqlite:///path`, `postgresql://…`, `http(s)://…`.",
+            else f"{known}Give a folder, or an address (`http(s)://…`).",
             remotes=list(remotes),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, TypeAlias
@@ -236,7 +237,7 @@ class Location(Struct, frozen=True):
         return self.path.relative_to(self.base).as_posix()
 
 
-class Tool(Struct, frozen=True):
+class Tool(Struct, frozen=True, dict=True):
     """A manifest with its files, its origin, its digest and its signature."""
 
     manifest: Manifest
@@ -256,7 +257,7 @@ class Tool(Struct, frozen=True):
     signer: str = ""
     """The fingerprint of the key that it is signed with, where it is signed with one."""
 
-    @property
+    @cached_property
     def id(self) -> str:
         """The short name."""
         return self.manifest.tool_id
@@ -266,7 +267,7 @@ class Tool(Struct, frozen=True):
         """What a request calls it; a tool and a directive may have the same full name."""
         return "tool" if self.manifest.result_kind == "data" else self.manifest.tool_type
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """The full name: `source/namespace/name@version`."""
         return f"{self.origin.source}/{self.origin.namespace}/{self.id}@{self.manifest.version}"
@@ -288,7 +289,7 @@ class ReferredItem(Struct, frozen=True):
     tool: Tool
 
 
-class Chain(Struct, frozen=True):
+class Chain(Struct, frozen=True, dict=True):
     """The links from a tool down to a primitive, the traits of their types, and notes about them for the user."""
 
     links: tuple[Tool, ...]
@@ -306,7 +307,7 @@ class Chain(Struct, frozen=True):
     project: Path | None = None
     """The project it was resolved for; templates may name it."""
 
-    @property
+    @cached_property
     def tool(self) -> Tool:
         """The item that was asked for."""
         return self.links[0]
@@ -316,7 +317,7 @@ class Chain(Struct, frozen=True):
         """The driver that runs the tool; empty if the tool cannot be run."""
         return self.traits[0].driver
 
-    @property
+    @cached_property
     def server(self) -> Chain | None:
         """The links of the server that offers the tool, or that the tool is; None if there is no server."""
         top = self.traits[0]
@@ -331,7 +332,7 @@ class Chain(Struct, frozen=True):
             return None
         return self.server or self
 
-    @property
+    @cached_property
     def executor(self) -> Tool:
         """The executor of the tool, or the tool itself without one."""
         return self.links[1] if len(self.links) > 1 else self.links[0]
@@ -362,7 +363,7 @@ class Chain(Struct, frozen=True):
         """The isolation level that the links ask for: the strictest one, or `trusted` if none asks."""
         return strictest(["trusted", *(asked for link in self.links if (asked := link.manifest.isolation) is not None)])
 
-    @property
+    @cached_property
     def needs(self) -> Needs:
         """The needs of all links together."""
         return together(link.manifest.needs for link in self.links)

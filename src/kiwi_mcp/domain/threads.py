@@ -183,32 +183,6 @@ class ThreadChanges(Struct, frozen=True, omit_defaults=True):
     message: str | None = None
 
 
-class ThreadCall(Struct, frozen=True):
-    """A tool call of a thread: the one with this number in the model event `seq`."""
-
-    thread_id: str
-    seq: int
-    number: int
-    call_id: str
-    """The id that the model gave it."""
-    item: str
-    state: Literal["planned", "asked", "began", "done", "failed", "denied", "cancelled", "unknown"]
-    effect: str = ""
-    plan_digest: str = ""
-    attempts: int = 0
-    run_id: str = ""
-    approval_id: str = ""
-    result_sha256: str | None = None
-    """The hash of the result if it is a blob."""
-    began_at: int = 0
-    ended_at: int = 0
-
-    @property
-    def key(self) -> str:
-        """The key of the call: the same for every attempt."""
-        return f"{self.thread_id}/{self.seq}.{self.number}"
-
-
 class ThreadQuestion(Struct, frozen=True):
     """A question of a thread to its owner. It waits in the store and survives every process."""
 

@@ -25,12 +25,12 @@ class Native:
 
     def bind(self, chain: Chain, inputs: JsonObject, space: Space) -> Plan:
         """Plan the call of the verb."""
-        tool = chain.tool
+        tool, named = chain.tool, (one.tool for one in chain.references)
         return Plan(
             identity=tool.identity,
             tool_digest=tool.digest,
             driver=self.driver,
-            chain=tuple((link.identity, link.digest) for link in chain.links),
+            chain=tuple((link.identity, link.digest) for link in (*chain.links, *named)),
             spec=ReadSpec(path="", sha256=""),
             inputs=inputs,
             effect="idempotent",

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache, lru_cache
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -67,18 +67,23 @@ class Sandbox(Struct, frozen=True):
 
     async def run(self, spec: ProcessSpec, *, secrets: Mapping[str, str], report: Report) -> subprocess.ProcessResult:
         """Run a process confined; where what should have held it failed, it was not run, and that is raised."""
-        if self.watch is None and not self.profile.hosts:
-            with self.standing.backend.wrap(spec, self.profile) as confined:
-                return await self._ran(confined, secrets, report)
-        async with self._watched(NameWatch.end), self._confined(spec) as confined:
-            return await self._ran(confined, secrets, report)
-
-    async def _ran(self, confined: Launch, secrets: Mapping[str, str], report: Report) -> subprocess.ProcessResult:
-        result = await subprocess.run(
-            confined.spec, secrets=secrets, report=report, handover=confined.handover, watch=self._watch_of(confined)
-        )
-        self._check(confined, result)
-        return result
+        async with AsyncExitStack() as keep:
+            if self.watch is not None:
+                await keep.enter_async_context(self._watched(NameWatch.end))
+            if self.profile.hosts:
+                confined = await keep.enter_async_context(self._confined(spec))
+            else:
+                confined = keep.enter_context(self.standing.backend.wrap(spec, self.profile))
+            watch = self._watch_of(confined)
+            result = await subprocess.run(
+                confined.spec, secrets=secrets, report=report, handover=confined.handover, watch=watch
+            )
+            try:
+                confined.check(result)
+            except IsolationUnavailable:
+                _forget(self.state)
+                raise
+            return result
 
     def _watch_of(self, confined: Launch) -> Callable[[], str] | None:
         """Return what watches a process: the quota of the folders that it writes to, and its memory."""
@@ -106,7 +111,11 @@ class Sandbox(Struct, frozen=True):
                     yield process
             finally:
                 if process is not None:
-                    self._check(confined, process.ended())
+                    try:
+                        confined.check(process.ended())
+                    except IsolationUnavailable:
+                        _forget(self.state)
+                        raise
 
     def tell(self, outcome: Outcome, asked: Level) -> Outcome:
         """Return the outcome with how its process was held, and what its manifests had asked for."""
@@ -165,13 +174,6 @@ class Sandbox(Struct, frozen=True):
             await completed(search())
             for warning in (found if has_result else found + watch.take_news()).warnings():
                 _log.warning("%s", warning)
-
-    def _check(self, confined: Launch, ended: subprocess.ProcessResult | stdio_process.ProcessExit) -> None:
-        try:
-            confined.check(ended)
-        except IsolationUnavailable:
-            _forget(self.state)
-            raise
 
 
 async def open_sandbox(profile: SandboxProfile, space: Space, folders: tuple[str, ...] = ()) -> Sandbox:

@@ -17,14 +17,14 @@ from msgspec.structs import fields
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.refs import Ref
-from kiwi_mcp.domain.calls import OWNER, Caller
+from kiwi_mcp.domain.calls import OWNER
 from kiwi_mcp.domain.errors import InvalidManifest, KiwiError, PolicyDenied, ToolNotFound
 from kiwi_mcp.domain.grants import Deny, Grant
 from kiwi_mcp.domain.items import ItemType, Source
-from kiwi_mcp.kernel.context import Services
+from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.verb import Access, Request, Verb
 from kiwi_mcp.policy.policy_files import refuse_unlisted
-from kiwi_mcp.policy.rights import judge
+from kiwi_mcp.policy.rights import ask
 
 _LOOKING = frozenset({"search", "load", "help", "doctor"})
 """What the owner may ask while the policy cannot be read, so as to find out why nothing runs."""
@@ -34,13 +34,12 @@ _LONGEST_COMMAND = 200
 
 
 class Asked(Struct, frozen=True):
-    """A parsed request, and who makes it of which kernel."""
+    """A parsed request, with who makes it."""
 
     verb: str
     declared: Verb
     request: Request
-    caller: Caller
-    services: Services
+    context: VerbContext
     access: Access
     """Who may make this request."""
 
@@ -51,11 +50,11 @@ RequestGate: TypeAlias = Callable[[Asked], None]
 
 def caller_is_owner(asked: Asked) -> None:
     """A2 What only the owner may do is refused to everyone else."""
-    if asked.access == "owner" and not asked.services.is_owner(asked.caller):
+    if asked.access == "owner" and not asked.context.is_owner:
         name, hint = asked.declared.path, asked.declared.hint
         typed = " ".join(["kiwi", name, *_required_texts(asked.request)])[:_LONGEST_COMMAND]
         suggestion = hint or f"Ask the owner to type `{typed}`."
-        if asked.caller.is_direct:
+        if asked.context.caller.is_direct:
             suggestion += " A program of the owner needs a token made by `kiwi up token add NAME --manage`."
         raise PolicyDenied(f"Only the owner may call `{name}`.", suggestion=suggestion)
 
@@ -70,9 +69,9 @@ def _required_texts(request: Request) -> Iterator[str]:
 def remote_is_known(asked: Asked) -> None:
     """A4 Only the owner names a registry that is not in the settings yet."""
     remote = asked.request.remote_of()
-    if not remote or asked.services.is_owner(asked.caller):
+    if not remote or asked.context.is_owner:
         return
-    remotes = asked.services.store.settings.remotes
+    remotes = asked.context.services.store.settings.remotes
     if remote not in remotes:
         known = ", ".join(remotes) or "none yet"
         raise PolicyDenied(
@@ -83,7 +82,7 @@ def remote_is_known(asked: Asked) -> None:
 
 def served_caller_may_ask(asked: Asked) -> None:
     """A3 A kernel that serves others is asked about its project alone, and changed by those who may change it."""
-    services, caller = asked.services, asked.caller
+    services, caller = asked.context.services, asked.context.caller
     served = services.serving(caller)
     if served is None:
         return
@@ -107,16 +106,16 @@ def served_caller_may_ask(asked: Asked) -> None:
 
 def verb_is_permitted(asked: Asked) -> None:
     """A5 The rules let the caller ask this; while they cannot be read, the owner may look for the reason."""
-    asked.services.check_starter(asked.caller)
-    identity, resource = asked.caller.identity, asked.declared.resource
+    asked.context.services.check_starter(asked.context.caller)
+    identity, resource = asked.context.caller.identity, asked.declared.resource
     try:
-        verdict = judge(asked.services.authority, identity, resource, "verb")
+        verdict = ask(asked.context.services.authority.authorize, identity, resource, "verb")
     except InvalidManifest:
         if identity == OWNER and asked.verb in _LOOKING:
             return
         raise
-    narrowed = (grant.verdict("verb", resource) for grant in asked.caller.grants)
-    verdict = next((one for one in (verdict, *narrowed) if isinstance(one, Deny)), verdict)
+    for grant in asked.context.caller.grants:
+        verdict = verdict if isinstance(verdict, Deny) else grant.verdict("verb", resource)
     if isinstance(verdict, Deny):
         raise PolicyDenied(
             f"This may not be asked: {verdict.reason}.",
@@ -134,24 +133,23 @@ def machine_lists_item(asked: Asked) -> None:
 
 def item_is_visible(asked: Asked) -> None:
     """A7 An item that is hidden from the caller does not exist for it."""
-    request, services = asked.request, asked.services
+    request = asked.request
     if not (name := request.named_item()):
         return
-    item_type, source = request.named_kind()
     try:
-        rights = services.rights(asked.caller)()
+        rights = asked.context.rights
     except InvalidManifest:  # the code that needs the rules reports that they cannot be read
         return
-    catalog = services.catalogs.for_item(name, getattr(request, "project_path", None))
     for grant in rights.grants:
         if grant.is_secretive or (grant.is_whole and asked.verb == "load"):
-            _refuse_hidden(grant, catalog, name, item_type, source)
+            catalog = asked.context.services.catalogs.for_item(name, getattr(request, "project_path", None))
+            _refuse_hidden(grant, catalog, name, *request.named_kind())
 
 
 def rules_are_readable(asked: Asked) -> None:
     """A8 A named caller searches and loads nothing while the rules, which may hide things, cannot be read."""
-    if asked.caller.name and asked.declared.needs_rules:
-        asked.services.rights(asked.caller)()
+    if asked.context.caller.name and asked.declared.needs_rules:
+        asked.context.rights  # noqa: B018 - it raises where they cannot be read
 
 
 REQUEST_GATES: tuple[RequestGate, ...] = (

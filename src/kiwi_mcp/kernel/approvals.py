@@ -11,7 +11,7 @@ from glob import escape
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kiwi_mcp.domain.calls import Call, Caller, no_answers
+from kiwi_mcp.domain.calls import Caller, no_answers
 from kiwi_mcp.domain.errors import ApprovalRequired, Conflict, Denied, Unanswered
 from kiwi_mcp.domain.isolation import Provenance
 from kiwi_mcp.domain.items import Chain, Tool
@@ -34,6 +34,7 @@ from kiwi_mcp.policy.approval_rules import (
 )
 from kiwi_mcp.policy.external_code import known_as
 from kiwi_mcp.primitives.secrets.redaction import without_secrets
+from kiwi_mcp.store.approvals import Approvals
 from kiwi_mcp.store.runs import new_run
 
 _REPEATED_MS = 600_000
@@ -61,35 +62,13 @@ class ApprovalNeed(Struct, frozen=True):
 NO_NEED = ApprovalNeed()
 
 
-class ApprovalGate:
+class ApprovalGate(Struct, frozen=True):
     """Decides whether a plan needs an approval of the owner, and whether there is one."""
 
-    def __init__(self, context: Context, call: Call) -> None:
-        services = context.services
-        self._approvals = services.store.approvals
-        self._call = call
-        self._caller = context.caller
-        self._actor = context.caller.name
-        self._surface = services.surface
-        self._has_read_others = context.caller.reader in services.tainted_callers
-        """Whether the caller was given text from outside before, which may have asked for the call."""
-        self._is_owner = context.is_owner
+    context: Context
 
-    def _waiting(self, run: Run, touches: Effects) -> Mapping[str, Provenance]:
-        """Return the digests of what waits for the owner before its first run, each with its origin.
-
-        Where the origins could not be looked up, that is all that a model may have written.
-        """
-        if isinstance(run.plan.spec, ReadSpec):
-            return {}
-        chain, isolation = run.chain, run.prepared.isolation
-        if not isolation.is_looked_up:
-            return {known_as(link, chain): "unknown" for link in chain.links if _is_doubtful(link, chain)}
-        waiting: dict[str, Provenance] = {}
-        for link, floor in zip(chain.links, isolation.floors, strict=True):
-            if waits_first(floor.provenance, touches):
-                waiting[known_as(link, chain)] = floor.provenance
-        return waiting
+    def _approvals(self) -> Approvals:
+        return self.context.services.store.approvals()
 
     def _unknown(self, waiting: Mapping[str, Provenance]) -> Mapping[str, Provenance]:
         """Return what of it was never run; a store that cannot be read is an error, and no yes."""
@@ -99,7 +78,9 @@ class ApprovalGate:
     def _need(self, plan: Plan, touches: Effects, first: Mapping[str, Provenance]) -> ApprovalNeed:
         if isinstance(plan.spec, ReadSpec) or (touches == _UNTOUCHED and not first):
             return NO_NEED
-        is_tainted = self._has_read_others and writes_and_sends(touches)
+        # Text from outside that the caller was given before may have asked for the call.
+        has_read_others = self.context.caller.reader in self.context.services.tainted_callers
+        is_tainted = has_read_others and writes_and_sends(touches)
         response = reasons(touches, first.values(), is_tainted=is_tainted, packages=installed(plan))
         return ApprovalNeed(touches, tuple(first), response, is_tainted) if response else NO_NEED
 
@@ -107,7 +88,7 @@ class ApprovalGate:
         """Return whether a plan would wait for the owner, and why."""
         plan, chain = run.plan, run.chain
         touches = effects_of(plan, chain)
-        need = self._need(plan, touches, self._unknown(self._waiting(run, touches)))
+        need = self._need(plan, touches, self._unknown(waiting_first(run, touches)))
         return need.to_json(self._rule(plan, chain, need) if need.reasons else None)
 
     async def decide(self, run: Run) -> Approval | None:
@@ -116,7 +97,7 @@ class ApprovalGate:
         A question that cannot be put to the owner now is a refusal.
         """
         touches = effects_of(run.plan, run.chain)
-        waiting = self._waiting(run, touches)
+        waiting = waiting_first(run, touches)
         if not waiting and touches == _UNTOUCHED:
             return None
         first = await asyncio.to_thread(self._unknown, waiting) if waiting else {}
@@ -127,7 +108,7 @@ class ApprovalGate:
         if isinstance(found, ApprovedBy):
             run.approved_by = found
             return None
-        if not is_askable(self._caller):
+        if not is_askable(self.context.caller):
             raise _required(run, found)
         return found
 
@@ -142,8 +123,8 @@ class ApprovalGate:
             rules,
             plan,
             need.touches,
-            actor=self._actor or approvals.owner,
-            project=str(self._call.space.project),
+            actor=self.context.caller.name or approvals.owner,
+            project=str(self.context.catalog.space.project),
             content=chain_digest(chain) if any(rule.digest for rule in rules) else "",
             now=_now(),
         )
@@ -159,7 +140,8 @@ class ApprovalGate:
         if used := self._take(asked, run.id):
             return used
         approvals = self._approvals()
-        is_by_hand = self._is_owner and is_askable(self._caller)
+        caller, surface = self.context.caller, self.context.services.surface
+        is_by_hand = self.context.is_owner and is_askable(caller)
         if not is_by_hand and (refused := approvals.denied(asked, asked.created_at - _REPEATED_MS)):
             raise _denied(run.chain.tool.id, refused)
         doubt = ""
@@ -167,7 +149,7 @@ class ApprovalGate:
             doubt = f"you said yes to exactly this before; the run {begun} began, and whether it was done is unknown"
         if code := code_of(run.chain, asked.first_runs, _secrets(run)):
             asked = replace(asked, plan={**asked.plan, "code": code})
-        way = f"{self._surface}, client {self._caller.client}" if self._caller.client else self._surface
+        way = f"{surface}, client {caller.client}" if caller.client else surface
         return approvals.ask(replace(asked, preview=in_words(run.plan, run.chain, asked, doubt, way)))
 
     def _take(self, asked: Approval, run_id: str) -> ApprovedBy | None:
@@ -175,11 +157,11 @@ class ApprovalGate:
         return ApprovedBy(approval_id=used.id) if used else None
 
     def _question(self, run: Run, need: ApprovalNeed) -> Approval:
-        now, call = _now(), self._call
+        now, call = _now(), run.call
         return Approval(
             id=new_run(now)[0],
             plan_digest=run.digest,
-            actor=self._actor or self._approvals().owner,
+            actor=self.context.caller.name or self._approvals().owner,
             project=str(call.space.project),
             identity=run.plan.identity,
             reasons=need.reasons,
@@ -205,7 +187,7 @@ class ApprovalGate:
         """Ask the owner, and return for what the yes is from now on; a no is kept, and without a word it waits on."""
         try:
             async with asyncio.timeout(_PATIENCE):
-                caller = without_secrets(self._caller, _secrets(run))
+                caller = without_secrets(self.context.caller, _secrets(run))
                 answers = await caller.ask({"approve": question_of(asked)})
         except (Unanswered, TimeoutError) as silence:
             raise _required(run, asked) from silence
@@ -223,7 +205,7 @@ class ApprovalGate:
         def deny() -> None:
             approvals = self._approvals()
             with suppress(Conflict):  # the same question from a parallel call was already answered
-                approvals.decide(asked.id, "denied", by=approvals.owner, how=self._surface, now=_now())
+                approvals.decide(asked.id, "denied", by=approvals.owner, how=self.context.services.surface, now=_now())
 
         await asyncio.to_thread(deny)
 
@@ -233,10 +215,27 @@ class ApprovalGate:
 
     def _accept(self, asked: Approval, run_id: str, always: str) -> ApprovedBy:
         approvals = self._approvals()
-        used = approvals.accept(asked, run_id, by=approvals.owner, how=self._surface, now=_now())
+        used = approvals.accept(asked, run_id, by=approvals.owner, how=self.context.services.surface, now=_now())
         if always in ALWAYS[1:]:
             approvals.add_rule(rule_from(asked, approvals.owner))
         return ApprovedBy(approval_id=used.id)
+
+
+def waiting_first(run: Run, touches: Effects) -> Mapping[str, Provenance]:
+    """Return the digests of what waits for the owner before its first run, each with its origin.
+
+    Where the origins could not be looked up, that is all that a model may have written.
+    """
+    if isinstance(run.plan.spec, ReadSpec):
+        return {}
+    chain, isolation = run.chain, run.prepared.isolation
+    if not isolation.is_looked_up:
+        return {known_as(link, chain): "unknown" for link in chain.links if _is_doubtful(link, chain)}
+    waiting: dict[str, Provenance] = {}
+    for link, floor in zip(chain.links, isolation.floors, strict=True):
+        if waits_first(floor.provenance, touches):
+            waiting[known_as(link, chain)] = floor.provenance
+    return waiting
 
 
 def rule_from(asked: Approval, owner: str) -> ApprovalRule:

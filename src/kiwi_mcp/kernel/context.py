@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
@@ -136,20 +136,20 @@ class Catalogs:
 
     def of(self, project_path: str | None) -> Catalog:
         """Return the catalog of a project."""
-        return self._opened(self.space(project_path))
+        return self.for_item(_OF_PROJECT, project_path)
 
     def at(self, project_path: str | None) -> Catalog:
         """Return the catalog of a project, or of what belongs to none where no project is known."""
-        return self._opened(self.space_if_any(project_path))
+        return self.for_item("", project_path)
 
     def for_item(self, item_id: str, project_path: str | None) -> Catalog:
         """Return the catalog of a project for one item; an item of a project needs to know which project that is."""
-        is_of_project = item_id.startswith(_OF_PROJECT)
-        return self._opened(self.space(project_path) if is_of_project else self.space_if_any(project_path))
-
-    def unnamed(self) -> Catalog:
-        """Return the catalog of requests that name no project."""
-        return self.at(None)
+        is_known = project_path is not None or self.project is not None or item_id.startswith(_OF_PROJECT)
+        space = self.space(project_path) if is_known else no_project_space(self._user, self._cache)
+        last = self._last  # most calls are about the same project as the call before
+        if last is None or last.space is not space:
+            last = self._last = for_space(self._catalogs, space, self._made)
+        return last
 
     def offering(self, project_path: str | None) -> ToolListCache:
         """Return what clients see without searching, in a project or where none is known."""
@@ -175,13 +175,6 @@ class Catalogs:
         self._catalogs.clear()
         self._offerings.clear()
         self._last = None
-
-    def _opened(self, space: Space) -> Catalog:
-        """Return the catalog of a space; most calls are about the same one as the call before."""
-        last = self._last
-        if last is None or last.space is not space:
-            last = self._last = for_space(self._catalogs, space, self._made)
-        return last
 
     def _made(self, space: Space) -> Catalog:
         store = self._store
@@ -320,8 +313,8 @@ class Services:
             own = self.rights(replace(caller, grants=()))
             return lambda: reduce(narrow, caller.grants, own())
         if self.sees_whole_registry(caller):
-            return partial(ask, self.authority, caller.identity)
-        return lambda: self._without_private(ask(self.authority, caller.identity), caller.actor or PUBLIC_ACTOR)
+            return partial(ask, self.authority.manage, caller.identity)
+        return lambda: self._without_private(ask(self.authority.manage, caller.identity), caller.actor or PUBLIC_ACTOR)
 
     def sees_whole_registry(self, caller: Caller) -> bool:
         """Whether a caller uses the registry as the owner: every caller of a kernel that serves no others."""
@@ -427,7 +420,7 @@ class Context(Struct, frozen=True):
         return self.catalog.space
 
 
-class VerbContext(Struct, frozen=True):
+class VerbContext(Struct, frozen=True, dict=True):
     """What a verb works with: the services, the caller, and the record of the call if it leaves a receipt."""
 
     services: Services
@@ -440,6 +433,11 @@ class VerbContext(Struct, frozen=True):
     def is_owner(self) -> bool:
         """Whether the owner makes this call in person."""
         return self.services.is_owner(self.caller)
+
+    @cached_property
+    def rights(self) -> Rights:
+        """The rules for the caller as they were when the request arrived; rules that cannot be read are an error."""
+        return self.services.rights(self.caller)()
 
     def registry(self) -> Registry:
         """Return the registry as the caller sees it; a caller of a gateway without an actor sees public items only."""

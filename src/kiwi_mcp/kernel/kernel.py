@@ -32,6 +32,7 @@ from kiwi_mcp.kernel.recorder import CallRecord
 from kiwi_mcp.kernel.tool_names import item_type_for, kind_of, offer_of
 from kiwi_mcp.kernel.verb import (
     ACTIONS,
+    DECLARED,
     Answer,
     Verb,
     answer_of,
@@ -42,9 +43,9 @@ from kiwi_mcp.kernel.verb import (
     place_parameters,
     refusal,
 )
-from kiwi_mcp.kernel.verbs import BY_NAME, find_verb, is_loaded
+from kiwi_mcp.kernel.verbs import BY_NAME, find_verb
 from kiwi_mcp.policy.preferences import owner_preferences
-from kiwi_mcp.policy.rights import Authority, OwnerAuthority, identify
+from kiwi_mcp.policy.rights import Authority, OwnerAuthority, ask
 from kiwi_mcp.store.tasks import Tasks
 
 _log = logging.getLogger("kiwi")
@@ -96,7 +97,11 @@ class Kernel:
     async def call(self, verb: str, payload: JsonObject, caller: Caller = NO_CALLER) -> Answer:
         """Answer one verb. Refusals are answers too; only cancellation passes through."""
         self._services.store.look_again()
-        declared = find_verb(verb, payload) if is_loaded(verb) else await asyncio.to_thread(find_verb, verb, payload)
+        family = BY_NAME.get(verb)
+        if family is None or not family.imports_numpy or (verb,) in DECLARED:
+            declared = find_verb(verb, payload)
+        else:  # its module takes a moment, and is imported in a thread
+            declared = await asyncio.to_thread(find_verb, verb, payload)
         payload, strays = place_parameters(declared, payload)
         recorder = self._services.recorder
         record = recorder.call(verb, declared, payload)
@@ -187,11 +192,13 @@ class Kernel:
                 _refuse_unknown(verb, payload)
             request = parse(declared.request, verb, arguments_of(declared, payload))
             access = declared.access(request) if callable(declared.access) else declared.access
-            asked = Asked(verb, declared, request, caller, services, access)
+            context = VerbContext(services, caller, record, strays)
+            asked = Asked(verb, declared, request, context, access)
             for gate in REQUEST_GATES:
                 gate(asked)
-            await services.recorder.begin(record, caller.name)
-            response = await declared.function(request, VerbContext(services, caller, record, strays))
+            if record is not None and not record.has_run and not record.is_of_look:  # A9 a receipt can be written
+                await services.recorder.begin(record, caller.name)
+            response = await declared.function(request, context)
             result = response if isinstance(response, Answer) else answer_of(response)
             return services.response_sizes.count(verb, result) if services.response_sizes.is_counting else result
         except KiwiError as error:
@@ -203,7 +210,7 @@ class Kernel:
 
     def authenticate(self, token: str) -> Principal:
         """Return the principal of a token, as the authority knows it; refuse a token that belongs to no principal."""
-        return identify(self._services.authority, token)
+        return ask(self._services.authority.authenticate, token)
 
     def acting(self) -> Caller:
         """Return the caller for requests that arrive without one."""
@@ -223,7 +230,7 @@ class Kernel:
 
     def catalog(self) -> Catalog:
         """Return the items that are seen where a request names no project."""
-        return self._services.catalogs.unnamed()
+        return self._services.catalogs.at(None)
 
     def offered(self, name: str, kind: OfferKind) -> Offer | None:
         """Return an item as clients see it, whether or not it is listed for them; None where it is of another kind."""

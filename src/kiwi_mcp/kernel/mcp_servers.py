@@ -42,14 +42,14 @@ from kiwi_mcp.kernel.approvals import ApprovalGate
 from kiwi_mcp.kernel.context import Context, Services
 from kiwi_mcp.kernel.mcp_definitions import ServerOffer, merged, offers_of, unlisted, without_secrets
 from kiwi_mcp.kernel.pipeline import (
-    RULES,
+    judge_plan,
     plan_call,
     prepare,
     sandbox_is_available,
     secrets_of,
     with_client_requests,
 )
-from kiwi_mcp.kernel.prepared import Prepared, plan_digest
+from kiwi_mcp.kernel.prepared import Prepared
 from kiwi_mcp.kernel.reach import client_requests
 from kiwi_mcp.kernel.recorder import Run
 from kiwi_mcp.kernel.tool_names import touch_server_names
@@ -95,12 +95,12 @@ async def complete(
         call = Call(item_id, context.space, {name: known.get(name, _ANYTHING) for name in wanted})
         planned = plan_call(call, context)
         # The owner is not asked for a proposal, so a server that waits for the owner is not started.
-        approval = await asyncio.to_thread(ApprovalGate(context, call).preview, planned)
+        approval = await asyncio.to_thread(ApprovalGate(context).preview, planned)
         if approval["needed"] or await context.services.check_server(chain, context.catalog):
             return ()
         await sandbox_is_available(planned, context)
         driver = cast("McpDriver", planned.prepared.driver)
-        secrets = secrets_of(planned, context)
+        secrets = secrets_of(planned.plan, planned.chain, context, is_accepted=planned.prepared.is_accepted)
         return await driver.complete(planned.plan, planned.chain, call.space, secrets, argument, value, known)
     except KiwiError:
         return ()
@@ -195,10 +195,7 @@ class McpServers:
         prepared = prepare(chain, driver, call, context)
         plan = permit(driver.plan_server(chain, space), prepared.rights)
         plan = with_client_requests(self._isolate(plan, prepared, catalog), client_requests(server, catalog))
-        run = self._services.recorder.sketch(call)
-        run.bound(prepared, plan, plan_digest(plan))
-        for rule in RULES:
-            rule(run)
+        run = judge_plan(plan, prepared, call, context)
         return run, server_secrets(chain, space, self._authored, is_accepted=catalog.is_meant(server))
 
     def follow_changes(self) -> None:

@@ -61,7 +61,8 @@ async def run(call: Call, context: Context, record: CallRecord | None) -> Run:
             for gate in GATES:
                 await gate(run, context)
         except _Unreachable as fault:  # a result for the model, no refusal; no approval was used
-            mark_reader(run, context)
+            if returns_untrusted_text(run.plan, run.chain):
+                services.tainted_callers.add(caller.reader)
             return await run.finish(redacted(unavailable(fault.reason), run.secrets or NO_SECRETS))
         secrets = run.secrets or NO_SECRETS
         if call.has_checkpoint or run.chain.tool.manifest.mutates_state:
@@ -70,7 +71,9 @@ async def run(call: Call, context: Context, record: CallRecord | None) -> Run:
                 call.space, mode, run.chain, run.plan, run.id, is_asked=call.has_checkpoint
             )
         async with run.checkpoint or nullcontext():
-            mark_reader(run, context)  # 20
+            # 20 A caller that is given text from outside may ask for later calls because of it, also if the tool fails.
+            if returns_untrusted_text(run.plan, run.chain):
+                services.tainted_callers.add(caller.reader)
             await run.begin()  # 17 what changes or sends something is stored as started; the tool's clock starts here
             # 18 A caller that declares nothing that it can be asked is asked by Kiwi alone.
             if not caller.capabilities and caller.ask is not no_answers:
@@ -145,7 +148,7 @@ def bind_plan(run: Run, prepared: Prepared, inputs: JsonObject, context: Context
         plan = prepared.isolated(plan, space)
     if prepared.is_accepted:
         plan = with_client_requests(plan, client_requests(chain.executor, context.catalog))
-    run.bound(prepared, plan, plan_digest(plan))
+    run.prepared, run.chain, run.plan, run.digest = prepared, chain, plan, plan_digest(plan)
 
 
 def prepare(chain: Chain, driver: Driver, call: Call, context: Context) -> Prepared:
@@ -169,20 +172,21 @@ def lockfile_matches(run: Run) -> None:
 
 def plan_is_permitted(run: Run) -> None:
     """9 Host, command and variables of the plan: a URL's host may come from an argument."""
-    for _, _, verdicts in use_verdicts(run.plan, run.prepared.rights):
-        for verdict in verdicts:
+    for _, _, verdict in use_verdicts(run.plan, run.prepared.rights):
+        if isinstance(verdict, Deny):
             refuse_denied(verdict, run.chain.tool)
 
 
 def conditions_hold(run: Run) -> None:
     """10 Bounds on parameters, hours and days, by the owner's clock."""
-    refused = failed_condition(run.prepared.rights, run.plan.identity, run.judged_inputs, run.call.space.project)
-    refuse_denied(refused or Allow(), run.chain.tool)
+    project = run.call.space.project
+    if refused := failed_condition(run.prepared.rights, run.plan.identity, run.judged_inputs, project):
+        refuse_denied(refused, run.chain.tool)
 
 
 async def secrets_are_granted(run: Run, context: Context) -> None:
     """12 Every variable is set, granted to this recipient and bound to this target."""
-    run.secrets = secrets_of(run, context)
+    run.secrets = secrets_of(run.plan, run.chain, context, is_accepted=run.prepared.is_accepted)
 
 
 async def server_is_unchanged(run: Run, context: Context) -> None:
@@ -199,7 +203,7 @@ async def sandbox_is_available(run: Run, _: Context) -> None:
 
 async def owner_approves(run: Run, context: Context) -> None:
     """14 Continue by a rule, by an unused approval or by the owner's answer; else store the question and refuse."""
-    gate = ApprovalGate(context, run.call)
+    gate = ApprovalGate(context)
     question = await gate.decide(run)  # sets `run.approved_by`, or returns what is to be asked
     if question is None:
         return
@@ -215,14 +219,14 @@ async def owner_approves(run: Run, context: Context) -> None:
             f"{run.chain.tool.id!r} changed while the owner was asked about it. Nothing was done.",
             suggestion="Call it again: the owner is asked about what it is now.",
         )
-    run.secrets = secrets_of(again, now)
+    run.secrets = secrets_of(again.plan, again.chain, now, is_accepted=again.prepared.is_accepted)
     run.approved_by = await gate.accept(question, run, always)
 
 
 RULES: tuple[Rule, ...] = (lockfile_matches, plan_is_permitted, conditions_hold)
 """Also for `--dry-run`, `why` and completion, and again after the owner was asked."""
 GATES: tuple[Gate, ...] = (secrets_are_granted, server_is_unchanged, sandbox_is_available, owner_approves)
-"""11, the budget, comes with threads."""
+"""11, the budget, is checked where a thread reserves the cost of a model request; other calls have none."""
 
 
 def plan_call(call: Call, context: Context) -> Run:
@@ -232,6 +236,15 @@ def plan_call(call: Call, context: Context) -> Run:
     for rule in RULES:
         rule(planned)
     return planned
+
+
+def judge_plan(plan: Plan, prepared: Prepared, call: Call, context: Context) -> Run:
+    """Return the run of a plan that was made without a call, judged by every rule, and neither begun nor recorded."""
+    run = context.services.recorder.sketch(call)
+    run.prepared, run.chain, run.plan, run.digest = prepared, prepared.chain, plan, plan_digest(plan)
+    for rule in RULES:
+        rule(run)
+    return run
 
 
 class _Unreachable(Exception):
@@ -258,25 +271,22 @@ def permit_model_request(plan: Plan, chain: Chain, context: Context) -> tuple[Pl
     verify(chain, (), (), is_frozen=False)
     refuse_denied(context.rights.item_verdict([link.identity for link in chain.links]), tool)
     plan = permit(plan, context.rights)
-    for _, _, verdicts in use_verdicts(plan, context.rights):
-        for verdict in verdicts:
-            refuse_denied(verdict, tool)
-    return plan, _secrets(plan, chain, context, is_accepted=None)
+    for _, _, verdict in use_verdicts(plan, context.rights):
+        refuse_denied(verdict, tool)
+    return plan, secrets_of(plan, chain, context, is_accepted=False)
 
 
-def secrets_of(run: Run, context: Context) -> Mapping[str, str]:
-    """Return the values of the plan's variables; one that is set nowhere or not granted is an error before it runs."""
-    # An item of a server gets variables only where the owner accepted the server as it is.
-    is_accepted = run.prepared.is_accepted if run.chain.server else None
-    return _secrets(run.plan, run.chain, context, is_accepted=is_accepted)
+def secrets_of(plan: Plan, chain: Chain, context: Context, *, is_accepted: bool) -> Mapping[str, str]:
+    """Return the values of the plan's variables; one that is set nowhere or not granted is an error before it runs.
 
-
-def _secrets(plan: Plan, chain: Chain, context: Context, *, is_accepted: bool | None) -> Mapping[str, str]:
+    An item of a server gets variables only where the owner accepted the server as it is.
+    """
     if not plan.variables:
         return NO_SECRETS
     space = context.space
     needed = [name for name in plan.variables if name not in plan.defaulted]
-    recipient = holder_of(chain, space, context.services.provenance.authored, is_accepted=is_accepted)
+    is_accepted_server = is_accepted if chain.server else None
+    recipient = holder_of(chain, space, context.services.provenance.authored, is_accepted=is_accepted_server)
     secrets = secrets_for(needed, recipient, space, optional=plan.defaulted, needed_by=chain.tool.id)
     # Each request is judged again as it is made; a connection that is kept open has been.
     if isinstance(plan.spec, HttpSpec):
@@ -289,12 +299,6 @@ def with_client_requests(plan: Plan, allowed: Sequence[str]) -> Plan:
     if not allowed:
         return plan
     return replace(plan, facts={**plan.facts, "mcp": {**as_object(plan.facts.get("mcp")), "client": list(allowed)}})
-
-
-def mark_reader(run: Run, context: Context) -> None:
-    """Remember a caller that is given text from outside, also if the tool fails: it may ask for later calls."""
-    if returns_untrusted_text(run.plan, run.chain):
-        context.services.tainted_callers.add(context.caller.reader)
 
 
 def refuse_denied(verdict: Verdict, tool: Tool) -> None:

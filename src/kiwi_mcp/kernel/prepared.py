@@ -19,7 +19,7 @@ from kiwi_mcp.domain.calls import Call, Space
 from kiwi_mcp.domain.grants import Rights
 from kiwi_mcp.domain.isolation import SandboxProfile
 from kiwi_mcp.domain.items import Chain, Needs
-from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec, ReadSpec
+from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
 from kiwi_mcp.drivers.driver import Driver
 from kiwi_mcp.kernel.settings import FILE_NAME as SETTINGS
 from kiwi_mcp.kernel.store import Store as UserStore
@@ -153,7 +153,22 @@ def plan_digest(plan: Plan) -> str:
 
     What all calls of a tool have in common is written once.
     """
-    variables = canonical(list(plan.variables)) if plan.variables else b"[]"
+    variables, spec = canonical(list(plan.variables)) if plan.variables else b"[]", plan.spec
+    if isinstance(spec, ProcessSpec):
+        spec_text = b"".join(
+            (
+                b'{"argv":', _argv_text(spec.argv),
+                b',"cwd":', _text(spec.cwd),
+                b',"env":', _env_text(tuple(spec.env.items())),
+                b',"primitive":"subprocess","stdin_sha256":"', sha256(spec.stdin).hexdigest().encode(),
+                b'","timeout":', _timeout_text(spec.timeout),
+                b"}",
+            )
+        )  # fmt: skip
+    elif isinstance(spec, HttpSpec) and spec.body is None:
+        spec_text = _request_text(spec)
+    else:
+        spec_text = canonical(spec.to_json())
     text = b"".join(
         (
             b'{"chain":', _links_text(plan.chain),
@@ -164,29 +179,12 @@ def plan_digest(plan: Plan) -> str:
             b',"identity":', _text(plan.identity),
             b',"inputs":', canonical(plan.inputs),
             b',"jail":', _profile_text(plan.profile),
-            b',"spec":', _spec_text(plan.spec),
+            b',"spec":', spec_text,
             b',"variables":', variables,
             b"}",
         )
     )  # fmt: skip
     return sha256(text).hexdigest()
-
-
-def _spec_text(spec: ProcessSpec | HttpSpec | ReadSpec) -> bytes:
-    if isinstance(spec, HttpSpec) and spec.body is None:
-        return _request_text(spec)
-    if not isinstance(spec, ProcessSpec):
-        return canonical(spec.to_json())
-    return b"".join(
-        (
-            b'{"argv":', _argv_text(spec.argv),
-            b',"cwd":', _text(spec.cwd),
-            b',"env":', _env_text(tuple(spec.env.items())),
-            b',"primitive":"subprocess","stdin_sha256":"', sha256(spec.stdin).hexdigest().encode(),
-            b'","timeout":', _timeout_text(spec.timeout),
-            b"}",
-        )
-    )  # fmt: skip
 
 
 def _request_text(spec: HttpSpec) -> bytes:

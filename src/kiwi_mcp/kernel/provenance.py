@@ -148,11 +148,12 @@ class AuthorshipLog(Struct, frozen=True):
 
 
 def chain_digest(chain: Chain) -> str:
-    """Return the hash that names exactly this chain: every link of it, where it is, and every byte of each.
+    """Return the hash that names exactly this chain: every link, all that the item names, where each is, every byte.
 
     What a project holds is named with the project: the same bytes in a clone are another chain.
     """
-    links = [[link.identity, link.digest, home_of(link)] for link in chain.links]
+    items = (*chain.links, *(one.tool for one in chain.references))
+    links = [[link.identity, link.digest, home_of(link)] for link in items]
     return sha256_hex(canonical([links, [[*one] for one in external_code(chain)]]))
 
 

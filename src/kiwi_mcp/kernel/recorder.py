@@ -7,13 +7,14 @@ import json
 import re
 import time
 from asyncio import CancelledError, to_thread
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import lru_cache, partial
+from hashlib import sha256
 from pathlib import Path
-from typing import Self
 
+from msgspec import Struct, field
 from msgspec.structs import asdict, replace
 
 from kiwi_mcp.domain.calls import Call, CallJournal, Space
@@ -47,13 +48,12 @@ from kiwi_mcp.kernel.verb import Answer, Verb
 from kiwi_mcp.kernel.verbs import BY_NAME
 from kiwi_mcp.manifest.names import short
 from kiwi_mcp.manifest.owner_file import changing
-from kiwi_mcp.manifest.signatures import canonical, sha256_hex
+from kiwi_mcp.manifest.signatures import canonical
 from kiwi_mcp.policy.approval_rules import effects_of
 from kiwi_mcp.primitives.process.spawn import completed
 from kiwi_mcp.primitives.secrets.key_storage import Mac
 from kiwi_mcp.primitives.secrets.redaction import redact
 from kiwi_mcp.store.database import Transaction
-from kiwi_mcp.store.kernel_lock import KernelLock
 from kiwi_mcp.store.open import masked
 from kiwi_mcp.store.outputs import (
     INLINE_LIMIT,
@@ -61,7 +61,6 @@ from kiwi_mcp.store.outputs import (
     StoredOutput,
     keep,
     preview,
-    result_bytes,
     result_text,
     rewrite,
     shorten,
@@ -183,35 +182,30 @@ _NOT_KEPT = "not kept: they may hold a secret"
 _TOO_LONG = "not kept: they are too long"
 
 
-class CallRecord:
-    """One call, from its request to its receipt; `level` says how much the receipt tells."""
+class CallRecord(Struct):
+    """One call, from its request to its receipt."""
 
-    def __init__(
-        self,
-        action: str,
-        payload: JsonObject,
-        surface: str,
-        level: Callable[[], AuditLevel],
-        *,
-        needs_receipt: bool,
-    ) -> None:
-        self.is_written = False
-        """Whether its receipt was given for the run that the call left, and so must not be written again."""
-        self.is_of_run = action == "run"
-        """Whether the call runs an item: then its run is begun."""
-        self.is_of_look = action in _SEARCHES
-        """Whether the call changed nothing."""
-        self.needs_receipt = needs_receipt
-        """Whether the call is refused where its receipt cannot be written."""
-        self.is_begun = False
-        """Whether the call is stored as started."""
-        self._action = action
-        self._payload = payload
-        self._surface = surface
-        self._level = level
-        self._began = time.time_ns() // 1_000_000
-        self._name: tuple[str, str] | None = None
-        """Its id and time, if the call leaves no run; the receipt of a run has the id and time of the run."""
+    action: str
+    payload: JsonObject
+    surface: str
+    level: Callable[[], AuditLevel]
+    """Says how much the receipt tells."""
+    needs_receipt: bool
+    """Whether the call is refused where its receipt cannot be written."""
+    is_written: bool = False
+    """Whether its receipt was given for the run that the call left, and so must not be written again."""
+    is_begun: bool = False
+    """Whether the call is stored as started."""
+    has_run: bool = False
+    """Whether the call leaves a run, which is begun by itself."""
+    began: int = field(default_factory=time.time_ns)
+    name: tuple[str, str] | None = None
+    """Its id and time, if the call leaves no run; the receipt of a run has the id and time of the run."""
+
+    @property
+    def is_of_look(self) -> bool:
+        """Whether the call changes nothing."""
+        return self.action in _SEARCHES
 
     def of_run(
         self, run: RunRecord, secrets: Mapping[str, str] | None, outcome: bytes | None, detail: JsonObject
@@ -223,15 +217,15 @@ class CallRecord:
         approval by which it continued.
         """
         self.is_written = True
-        level = self._level()
+        level = self.level()
         arguments = None if level == "minimal" or secrets is None else self._arguments(secrets)
         response: JsonObject = {"project": run.project, **({"message": run.message} if run.message else {}), **detail}
         return Receipt(
             id=run.id,
             at=run.started_at,
             actor=run.actor,
-            surface=self._surface,
-            action=self._action,
+            surface=self.surface,
+            action=self.action,
             item=run.tool_id,
             status=run.status,
             level=level,
@@ -240,8 +234,8 @@ class CallRecord:
             digest=run.digest,
             plan_digest=run.plan_digest,
             verdict="deny" if run.code in _DENIED else "allow" if run.plan_digest else "",
-            arguments_sha256=sha256_hex(arguments) if arguments is not None else "",
-            outcome_sha256=sha256_hex(outcome) if outcome is not None and level != "minimal" else "",
+            arguments_sha256=sha256(arguments).hexdigest() if arguments is not None else "",
+            outcome_sha256=sha256(outcome).hexdigest() if outcome is not None and level != "minimal" else "",
             duration_ms=run.duration_ms,
             cost_micros=run.cost_micros,
             detail=_detail(response, arguments, secrets or {})
@@ -253,15 +247,16 @@ class CallRecord:
 
     def of_answer(self, actor: str, status: RunStatus, answer: JsonObject) -> Receipt:
         """Return the receipt of a call that left no run, from what was answered to it."""
-        level, code = self._level(), as_text(answer.get("code"))
-        self._name = self._name or new_run(self._began)
+        level, code = self.level(), as_text(answer.get("code"))
+        began = self.began // 1_000_000
+        self.name = self.name or new_run(began)
         arguments = None if level == "minimal" else self._arguments({})
         return Receipt(
-            id=self._name[0],
-            at=self._name[1],
+            id=self.name[0],
+            at=self.name[1],
             actor=actor,
-            surface=self._surface,
-            action=self._action,
+            surface=self.surface,
+            action=self.action,
             item=self._item() or as_text(answer.get("tool_id")),
             status=status,
             level=level,
@@ -269,14 +264,14 @@ class CallRecord:
             identity=as_text(answer.get("identity")),
             digest=as_text(answer.get("digest")) or as_text(answer.get("hash")),
             verdict="deny" if code in _DENIED else "allow" if status == "success" else "",
-            arguments_sha256=sha256_hex(arguments) if arguments is not None else "",
-            duration_ms=max(0, time.time_ns() // 1_000_000 - self._began),
+            arguments_sha256=sha256(arguments).hexdigest() if arguments is not None else "",
+            duration_ms=max(0, time.time_ns() // 1_000_000 - began),
             detail=_word_of(answer),
         )
 
     def _item(self) -> str:
         """Return the short name of what a request is about, as far as it names anything."""
-        named = {**as_object(self._payload.get("parameters")), **self._payload}
+        named = {**as_object(self.payload.get("parameters")), **self.payload}
         for word in _NAMES:
             if text := as_text(named.get(word)):
                 return masked(short(text) if word == "item_id" else text)[:_LONGEST_NAME]
@@ -289,7 +284,7 @@ class CallRecord:
         are not stored, as they may contain anything.
         """
         try:
-            data = canonical(self._payload if self.is_of_look else self._payload["parameters"])
+            data = canonical(self.payload if self.action in _SEARCHES else self.payload["parameters"])
         except (KeyError, InvalidRequest):
             return None
         if names_secret(data) or (secrets and redact(text := data.decode(), secrets) != text):
@@ -397,7 +392,8 @@ class Recorder:
         self.head = AuditHead(user, store)
         self._store = store
         self._surface = surface
-        self._writer = RunWriter()
+        self.writer = RunWriter()
+        self.kernel_lock = store.kernel_lock
 
     def call(self, verb: str, declared: Verb | None, payload: JsonObject) -> CallRecord | None:
         """Return the record of a call, before its request is parsed; None for a call that leaves no receipt."""
@@ -405,25 +401,35 @@ class Recorder:
             return None
         needed = declared.needs_receipt if declared is not None else False
         needs_receipt = needed(payload) if callable(needed) else needed
-        return CallRecord(action, payload, self._surface, self._store.audit_level, needs_receipt=needs_receipt)
+        return CallRecord(
+            action, payload, self._surface, self._store.audit_level, needs_receipt, has_run=action == "run"
+        )
 
-    def run(
-        self, call: Call, runs: Runs | KiwiError, record: CallRecord | None, journal: CallJournal | None = None
-    ) -> Run:
-        """Return the run of a call, which is recorded however it ends; `runs` may be why it cannot be."""
-        return Run(call, runs, self._store.kernel_lock, record, self._writer, journal)
+    @asynccontextmanager
+    async def run(
+        self, call: Call, runs: Runs | KiwiError, record: CallRecord | None, journal: CallJournal | None
+    ) -> AsyncIterator[Run]:
+        """Yield the run of a call, which is recorded however it ends; `runs` may be why it cannot be."""
+        run = Run(call, runs, self, record, journal)
+        self.writer.under_way += 1
+        try:
+            yield run
+        except BaseException as error:  # a call that gave no outcome; that this fails must not hide the error itself
+            if not run.is_finished:
+                await run.record_ending(error)
+            raise
+        finally:
+            self.writer.under_way -= 1
 
     def sketch(self, call: Call) -> Run:
         """Return a run that is planned and judged, and never begun or recorded."""
-        return Run(call, _SKETCH, self._store.kernel_lock, None, self._writer)
+        return Run(call, _SKETCH, self, None, None)
 
-    async def begin(self, record: CallRecord | None, actor: str) -> None:
+    async def begin(self, record: CallRecord, actor: str) -> None:
         """Store that a call starts which changes something and leaves no run, before it changes anything.
 
         Where that cannot be done, a call that needs a receipt is refused.
         """
-        if record is None or record.is_of_look or record.is_of_run:
-            return
         try:
             receipt = record.of_answer(actor or self._store.actor.name, "started", {})
             record.is_begun = True  # also where it is cancelled on the way
@@ -503,10 +509,7 @@ _SKETCH = StoreUnavailable("A plan that is only shown is not recorded.", suggest
 
 
 class Run:
-    """One call of one item on its way through the pipeline: what it became, and what is recorded of it.
-
-    Entered, it records how the call ends: refused, cancelled or failed where nothing was finished.
-    """
+    """One call of one item on its way through the pipeline: what it became, and what is recorded of it."""
 
     prepared: Prepared
     chain: Chain
@@ -518,18 +521,16 @@ class Run:
         self,
         call: Call,
         runs: Runs | KiwiError,
-        lock: KernelLock,
+        recorder: Recorder,
         record: CallRecord | None,
-        writer: RunWriter,
-        journal: CallJournal | None = None,
+        journal: CallJournal | None,
     ) -> None:
         self.call = call
         self._journal = journal
-        self._writer = writer
+        self._recorder = recorder
         self._runs = runs
-        self._lock = lock
         self._record = record
-        self._is_begun = self._is_finished = False
+        self._is_begun = self.is_finished = False
         self.digest = ""
         """The digest of the plan; empty before there is one."""
         self.judged_inputs: JsonObject | None = None
@@ -547,7 +548,6 @@ class Run:
         """Whether the run is in the store."""
         self.response: JsonObject = {}
         """The part of a response that carries the result."""
-        self._traces: JsonObject = {}
         self._faults: list[str] = []
         self._began = time.monotonic()
         new_id, self._started_at = new_run(time.time_ns() // 1_000_000)
@@ -556,14 +556,9 @@ class Run:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the owner should know: of the item, of the plan, and of what could not be saved or recorded."""
-        found = self.outcome.warnings if self._is_finished else ()
+        found = self.outcome.warnings if self.is_finished else ()
         unsaved = self.checkpoint.warnings if self.checkpoint is not None else ()
         return (*self.prepared.warnings, *self.plan.warnings, *unsaved, *found, *self._faults)
-
-    def bound(self, prepared: Prepared, plan: Plan, digest: str) -> None:
-        """Take the plan, and the moment from which the tool's time counts."""
-        self.prepared, self.chain, self.plan, self.digest = prepared, prepared.chain, plan, digest
-        self._began = time.monotonic()
 
     async def begin(self) -> None:
         """Store a run that changes or sends something as `started`; nothing starts where that cannot be done.
@@ -577,13 +572,12 @@ class Run:
     async def _begin(self) -> None:
         if not isinstance(self._runs, Runs):
             raise _not_started(self._runs)
-        run = self._row("started", "", "", 0)
-        receipt = self._receipt(run, None)
+        run, receipt = self._rows("started", "", "", 0)
         if self._record:
             self._record.is_written = False  # it is written when the run ends
         self._is_begun = True  # also where it is cancelled on the way
         try:
-            kernel = self._lock.name()
+            kernel = self._recorder.kernel_lock.name()
             journal = self._journal
             also = partial(_began, journal, self.id) if journal else None
             if not self._runs.begin_now(run, receipt, kernel, also):
@@ -593,57 +587,60 @@ class Run:
         except KiwiError as reason:
             raise _not_started(reason) from reason
 
-    async def __aenter__(self) -> Self:
-        """Return the run."""
-        self._writer.under_way += 1
-        return self
-
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Record a call that gave no outcome; that this fails must not hide the error itself."""
-        try:
-            if error is not None and not self._is_finished and isinstance(self._runs, Runs):
-                await self._record_ending(error, self._runs)
-        finally:
-            self._writer.under_way -= 1
-
-    async def _record_ending(self, error: BaseException, runs: Runs) -> None:
+    async def record_ending(self, error: BaseException) -> None:
+        """Record a call that gave no outcome."""
+        if not isinstance(self._runs, Runs):
+            return
         status, code, message = _ending(error)
         duration_ms = round((time.monotonic() - self._began) * 1_000)
-        run = self._row(status, code, redact(message, self.secrets or {}), duration_ms)
+        run, receipt = self._rows(status, code, redact(message, self.secrets or {}), duration_ms)
         with suppress(CancelledError):
             try:
-                await self._writer.write(runs, EndedRun(run, self._receipt(run, None), self._is_begun), None)
+                await self._recorder.writer.write(self._runs, EndedRun(run, receipt, self._is_begun), None)
             except KiwiError:
                 if self._record:
                     self._record.is_written = False
 
     async def finish(self, outcome: Outcome) -> Run:
         """Record what happened; what cannot be recorded becomes a warning, and the result is given all the same."""
-        self._is_finished = True
+        self.is_finished = True
         self.outcome, self.duration_ms = outcome, round((time.monotonic() - self._began) * 1_000)
         text = result_text(outcome.result)
-        data = result_bytes(text) if len(text) > INLINE_LIMIT else None
+        data, is_large = text.encode(errors="surrogatepass"), len(text) > INLINE_LIMIT
         record = self._write_output()
-        self._traces = _traces(outcome)
         code = "" if outcome.is_success else _CODES.get(outcome.status, outcome.status)
-        run = self._row(outcome.status, code, outcome.message, self.duration_ms, data)
-        self.response = {"result": outcome.result} if data is None else shorten(outcome.result, self.output, text)
-        self.is_recorded = await self._store(run, data, text)
-        if self.is_recorded and self.output and data is not None:
+        run, receipt = self._rows(outcome.status, code, outcome.message, self.duration_ms, data, is_large=is_large)
+        self.response = shorten(outcome.result, self.output, text) if is_large else {"result": outcome.result}
+        also = partial(_ended, self._journal, self) if self._journal else None
+        ended, stored, runs = EndedRun(run, receipt, self._is_begun, also), data if is_large else None, self._runs
+        try:
+            if not isinstance(runs, Runs):
+                raise runs
+            try:
+                await self._recorder.writer.write(runs, ended, stored)
+            except (LeaseLost, ThreadEnded):  # another process has the thread: the run is recorded without its event
+                await self._recorder.writer.write(runs, replace(ended, also=None), stored)
+        except KiwiError as reason:
+            self._faults.append(f"The run was not recorded: {reason.message}")
+            return self
+        self.is_recorded = True
+        if self.output and is_large:
             self._shorten_output(self.output, {**record, **preview(text), "result_sha256": run.result_sha256})
         return self
 
-    def _receipt(self, run: RunRecord, outcome: bytes | None) -> Receipt | None:
-        by, origin = self.approved_by, self.call.origin
-        detail = {**(by.to_json() if by else {}), **(asdict(origin) if origin.thread else {}), **self._traces}
-        return self._record.of_run(run, self.secrets, outcome, detail) if self._record else None
-
-    def _row(
-        self, status: RunStatus, code: str, message: str, duration_ms: int, data: bytes | None = None
-    ) -> RunRecord:
-        is_bound = bool(self.digest)
-        is_done = hasattr(self, "outcome")
-        return RunRecord(
+    def _rows(
+        self,
+        status: RunStatus,
+        code: str,
+        message: str,
+        duration_ms: int,
+        outcome: bytes | None = None,
+        *,
+        is_large: bool = False,
+    ) -> tuple[RunRecord, Receipt | None]:
+        """Return what is stored of the run, and its receipt; `outcome` is the result as its pages show it."""
+        is_bound, is_done = bool(self.digest), outcome is not None
+        run = RunRecord(
             id=self.id,
             tool_id=self.chain.tool.id if is_bound else self.call.tool_id,
             status=status,
@@ -659,9 +656,17 @@ class Run:
             exit_code=self.outcome.exit_code if is_done else None,
             cost_micros=self.outcome.cost.micros if is_done else 0,
             output=self.output.handle if self.output else "",
-            result_sha256=None if data is None else sha256_hex(data),
-            result_size=None if data is None else len(data),
+            result_sha256=sha256(outcome).hexdigest() if outcome is not None and is_large else None,
+            result_size=len(outcome) if outcome is not None and is_large else None,
         )
+        if self._record is None:
+            return run, None
+        detail: JsonObject = self.approved_by.to_json() if self.approved_by else {}
+        if self.call.origin.thread:
+            detail = {**detail, **asdict(self.call.origin)}
+        if is_done and (self.outcome.sent or self.outcome.details.keys() & {"network", "quarantine"}):
+            detail = {**detail, **_traces(self.outcome)}
+        return run, self._record.of_run(run, self.secrets, outcome, detail)
 
     def _write_output(self) -> JsonObject:
         """Write the record as a file, and return it; where no file can be written, the result is given all the same."""
@@ -689,26 +694,6 @@ class Run:
         except OSError as error:
             self._faults.append(f"The output could not be kept: {error.strerror or error}.")
         return record
-
-    async def _store(self, run: RunRecord, data: bytes | None, text: str) -> bool:
-        """Store the run with its receipt, and return whether that was done."""
-        reason = self._runs
-        if isinstance(reason, Runs):
-            receipt = self._receipt(run, data or result_bytes(text))
-            also = partial(_ended, self._journal, self) if self._journal else None
-            try:
-                await self._writer.write(reason, EndedRun(run, receipt, self._is_begun, also), data)
-            except (LeaseLost, ThreadEnded):  # another process has the thread: the run is recorded without its event
-                await self._writer.write(reason, EndedRun(run, receipt, self._is_begun), data)
-                return True
-            except KiwiError as fault:
-                reason = fault
-            else:
-                return True
-        elif self._record:
-            self._record.is_written = True  # that there is no receipt either is reported once
-        self._faults.append(f"The run was not recorded: {reason.message}")
-        return False
 
     def _shorten_output(self, kept: StoredOutput, record: JsonObject) -> None:
         # The file holds the whole result until the store does, so that there is no moment without it.

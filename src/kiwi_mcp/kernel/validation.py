@@ -33,8 +33,7 @@ from kiwi_mcp.domain.items import SOURCE_TRAITS, Chain, Source, Tool
 from kiwi_mcp.drivers.driver import Driver
 from kiwi_mcp.kernel.context import Context
 from kiwi_mcp.kernel.paths import refuse_nowhere
-from kiwi_mcp.kernel.pipeline import RULES, prepare, refuse_denied
-from kiwi_mcp.kernel.prepared import plan_digest
+from kiwi_mcp.kernel.pipeline import judge_plan, prepare, refuse_denied
 from kiwi_mcp.manifest.check import check
 from kiwi_mcp.manifest.legacy.python_script import SHARED_CODE
 from kiwi_mcp.manifest.program import input_issues
@@ -134,10 +133,7 @@ async def _driver_issues(chain: Chain, below: Chain | None, driver: Driver, cont
         check = driver.check(chain, context.space)
         if check is None or prepared is None:
             return ()
-        run = context.services.recorder.sketch(call)
-        run.bound(replace(prepared, chain=chain), check.plan, plan_digest(check.plan))
-        for rule in RULES:
-            rule(run)
+        judge_plan(check.plan, replace(prepared, chain=chain), call, context)
         return await check.run()
     except InvalidManifest as invalid:
         return invalid.issues

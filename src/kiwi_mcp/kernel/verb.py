@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from inspect import iscoroutinefunction
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -52,10 +52,8 @@ InputKind = Literal[
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The arguments of one verb. The request gates ask it what it names."""
 
-    @classmethod
-    def normalize(cls, arguments: JsonObject) -> JsonObject:
-        """Return the arguments as the fields take them; a request that accepts other forms overrides this."""
-        return arguments
+    takes_lists: ClassVar[bool] = False
+    """Whether a list of names may stand where a field takes `a,b`."""
 
     def named_item(self) -> str:
         """Return the existing item that the request is about; empty if it names none."""
@@ -418,10 +416,7 @@ class SearchRequest(Request, frozen=True, kw_only=True):
     server: NameText | None = None
     with_schema: Annotated[bool, Meta(description="Add the first one's schema")] = False
 
-    @classmethod
-    def normalize(cls, arguments: JsonObject) -> JsonObject:
-        """Return the arguments with lists of names as `a,b`."""
-        return {name: _joined(value) if isinstance(value, list) else value for name, value in arguments.items()}
+    takes_lists: ClassVar[bool] = True
 
 
 def _joined(value: list[Json]) -> Json:
@@ -461,21 +456,23 @@ def arguments_of(verb: Verb, payload: JsonObject) -> JsonObject:
         given.pop("action", None)
     if verb.wire[0] != "execute":
         return given
-    fields = verb.request.__struct_encode_fields__
-    own = {name: value for name, value in given.items() if name in fields or name not in _EXECUTE_KEYS}
+    fields, parameters = verb.request.__struct_encode_fields__, given.get("parameters", {})
+    for name in _EXECUTE_KEYS.difference(fields):
+        given.pop(name, None)
     if "parameters" in fields:
-        return own
-    if unknown := [name for name in own if name not in _EXECUTE_KEYS]:
+        return given
+    if unknown := [name for name in given if name not in _EXECUTE_KEYS]:
         raise misplaced(unknown)
-    parameters = given.get("parameters", {})
     if not isinstance(parameters, Mapping):
         raise invalid("execute", [Issue("parameters", "is not a mapping", "Send an object.")])
-    return {**parameters, **own}
+    return {**parameters, **given}
 
 
 def parse(request: type[R], name: str, arguments: JsonObject) -> R:
     """Return the request of a verb, or refuse it with every fault."""
-    given = dict(request.normalize(arguments))
+    given = dict(arguments)
+    if request.takes_lists:
+        given = {name: _joined(value) if isinstance(value, list) else value for name, value in given.items()}
     try:
         return msgspec.convert(given, request, strict=False, dec_hook=_secret)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:  # half of a surrogate pair is no text

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import cast
+
+from msgspec import Struct
 
 from kiwi_mcp.domain.errors import InvalidArguments, TooLarge
 from kiwi_mcp.domain.issues import Issue
@@ -171,36 +174,31 @@ def accept(tool_id: str, schema: JsonObject, given: JsonObject, *, max_bytes: in
     Nothing is converted: `"3"` is not 3.
     """
     issues: list[Issue] = []
-    weight = _Weight(tool_id, max_bytes)
-    plain = weight.copy(given, "", 0, issues)
+    copied: Json = _Weight(tool_id, max_bytes).copy(given, "", 0, issues)
     if issues:
         raise InvalidArguments(tool_id, issues)
-    filled = as_object(_filled(schema, plain, schema, 0) if _may_have_defaults(schema) else plain)
-    if found := faults(schema, filled):
-        raise InvalidArguments(tool_id, found, schema if len(text_of_schema(schema)) <= _SMALL_SCHEMA else None)
-    return filled
-
-
-def _may_have_defaults(schema: JsonObject) -> bool:
-    # Most schemas have no default anywhere, which their text shows at once.
-    try:
-        return '"default"' in text_of_schema(schema)
+    try:  # most schemas have no default anywhere, which their text shows at once
+        has_defaults = '"default"' in text_of_schema(schema)
     except ValueError:  # an invalid schema, which is reported when the values are validated
-        return True
+        has_defaults = True
+    if has_defaults:
+        copied = _filled(schema, copied, schema, 0)
+    if found := faults(schema, copied):
+        raise InvalidArguments(tool_id, found, schema if len(text_of_schema(schema)) <= _SMALL_SCHEMA else None)
+    return cast("JsonObject", copied)  # a copy of the object that was given
 
 
-class _Weight:
+class _Weight(Struct):
     """Copies JSON values, adding up their size, so that nothing too large or not JSON goes further."""
 
-    def __init__(self, tool_id: str, limit: int) -> None:
-        self.what = f"The parameters for {tool_id!r}"
-        self.limit = limit
-        self.size = 0
+    tool_id: str
+    limit: int
+    size: int = 0
 
     def copy(self, value: Json, place: str, depth: int, issues: list[Issue]) -> Json:
         self.size += 1
         if self.size > self.limit:
-            raise TooLarge(self.what, size=None, limit=self.limit)
+            raise TooLarge(f"The parameters for {self.tool_id!r}", size=None, limit=self.limit)
         if depth > MAX_DEPTH:
             issues.append(Issue(place, f"nested more than {MAX_DEPTH} levels deep", "Flatten it."))
             return None
@@ -236,7 +234,7 @@ class _Weight:
         else:
             self.size += len(value) if value.isascii() else len(value.encode())
         if self.size > self.limit:
-            raise TooLarge(self.what, size=None, limit=self.limit)
+            raise TooLarge(f"The parameters for {self.tool_id!r}", size=None, limit=self.limit)
         return value
 
 

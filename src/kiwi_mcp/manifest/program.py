@@ -286,7 +286,19 @@ def return_schema(outputs: JsonObject) -> JsonObject:
 
 def return_faults(outputs: JsonObject, value: Json) -> tuple[Issue, ...]:
     """Return why a value is not what a directive declares to return; nothing where it fits one of the outcomes."""
-    found = [tuple(faults(branch, value)) for branch in _branches(outputs)]
+    branches = _branches(outputs)
+    every = {name for branch in branches for name in as_object(branch.get("properties"))}
+    # What only another outcome has would make it unclear which of them is meant.
+    found = [
+        (
+            *faults(branch, value),
+            *(
+                Issue(name, "belongs to another outcome", "Return the outputs of one outcome: success or failure.")
+                for name in every & {*as_object(value)} - {*as_object(branch.get("properties"))}
+            ),
+        )
+        for branch in branches
+    ]
     return min(found, key=len)
 
 

@@ -87,32 +87,27 @@ def authorize(plan: Plan, rights: Rights) -> Verdict:
     verdict = rights.item_verdict([plan.identity, *(link for link, _ in plan.chain)])
     if isinstance(verdict, Deny):
         return verdict
-    found = (verdict for _, _, verdicts in use_verdicts(plan, rights) for verdict in verdicts)
+    found = (verdict for _, _, verdict in use_verdicts(plan, rights))
     return next((verdict for verdict in found if isinstance(verdict, Deny)), Allow())
 
 
-def use_verdicts(plan: Plan, rights: Rights) -> Iterator[tuple[ResourceKind, str, tuple[Verdict, ...]]]:
-    """Yield what a plan uses besides its items, each with the verdict of every grant."""
-    for kind, resource in _uses(plan):
-        if isinstance(plan.spec, HttpSpec) and kind == "host":
-            request = _request(plan.spec)
-            yield kind, resource, tuple(grant.request_verdict(resource, request) for grant in rights.grants)
-        elif kind == "command":
-            judged = (Allow(one.name) if one.starts_items else one.verdict(kind, resource) for one in rights.grants)
-            yield kind, resource, tuple(judged)
-        else:
-            yield kind, resource, rights.verdicts(kind, resource)
+def use_verdicts(plan: Plan, rights: Rights) -> Iterator[tuple[ResourceKind, str, Verdict]]:
+    """Yield the verdict of every grant on what a plan uses besides its items.
 
-
-def _uses(plan: Plan) -> Iterator[tuple[ResourceKind, str]]:
-    """Yield what a plan uses besides its items: the host that it calls, the program that it starts, its variables."""
+    That is the host that it calls or the program that it starts, and its variables.
+    """
     match plan.spec:
-        case HttpSpec(url=url):
-            yield "host", _target(url)
+        case HttpSpec(url=url) as spec:
+            host, request = _target(url), _request(spec)
+            for grant in rights.grants:
+                yield "host", host, grant.request_verdict(host, request)
         case ProcessSpec(argv=(program, *_)):
-            yield "command", program.rstrip("/").rpartition("/")[2]
+            name = program.rstrip("/").rpartition("/")[2]
+            for grant in rights.grants:
+                yield "command", name, Allow(grant.name) if grant.starts_items else grant.verdict("command", name)
     for name in plan.variables:
-        yield "variable", name
+        for grant in rights.grants:
+            yield "variable", name, grant.verdict("variable", name)
 
 
 def _request(spec: HttpSpec) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import ParamSpec, Protocol, TypeVar
 
 from kiwi_mcp.domain.calls import OWNER, Principal
 from kiwi_mcp.domain.errors import KiwiError, PolicyDenied, TokenRefused
@@ -14,6 +13,8 @@ from kiwi_mcp.domain.grants import ResourceKind, Rights, Verdict, narrow
 from kiwi_mcp.policy.policy_files import deployed, owner_policy, rule_files
 from kiwi_mcp.primitives.file_watch import watch
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _KEPT = 1_000
 """How many principals have their rights in memory."""
 
@@ -74,29 +75,10 @@ def rights_of(user: Path, identity: Principal = OWNER) -> Rights:
     return narrow(rights, actor) if actor else rights
 
 
-def ask(authority: Authority, identity: Principal) -> Rights:
-    """Return the rules of an authority."""
-    with _failing_closed():
-        return authority.manage(identity)
-
-
-def identify(authority: Authority, token: str) -> Principal:
-    """Return the principal of a token."""
-    with _failing_closed():
-        return authority.authenticate(token)
-
-
-def judge(authority: Authority, identity: Principal, resource: str, action: ResourceKind) -> Verdict:
-    """Return the verdict of an authority."""
-    with _failing_closed():
-        return authority.authorize(identity, resource, action)
-
-
-@contextmanager
-def _failing_closed() -> Iterator[None]:
-    """Refuse the use if the authority fails in any way."""
+def ask(question: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return what a method of an authority answers; if it fails in any way, the use is refused."""
     try:
-        yield
+        return question(*args, **kwargs)
     except KiwiError:
         raise
     except Exception as fault:

@@ -26,7 +26,7 @@ from kiwi_mcp.sandbox.cgroup import Cgroup, CgroupParent
 from kiwi_mcp.sandbox.levels import HOME, TMP, USER, BaseFileSystem, base_profile, demands
 from kiwi_mcp.sandbox.limits import counting, limiting, start_limited
 from kiwi_mcp.sandbox.process_setup import OpenedGrant, ProcessSetup, prepare
-from kiwi_mcp.sandbox.root_launcher import ROOT, RootLauncher, open_root_launcher, staged_path
+from kiwi_mcp.sandbox.root_launcher import ROOT, STAGED, open_root_launcher
 from kiwi_mcp.sandbox.seccomp import filter_program, is_supported
 from kiwi_mcp.sandbox.self_test import self_test
 from kiwi_mcp.sandbox.watchdog import DENIED_CALLS, MemoryWatch, start_pinned
@@ -70,16 +70,15 @@ class Instructions:
         self._keep = keep
         self.words: list[str] = []
         """What the launcher reads."""
-        self._lent: list[int] = []
-        self._text = b""
-        self.pipe, self._writing = os.pipe()
-        self._is_open = True
+        self.lent: list[int] = []
+        """The descriptors that the launcher must inherit, besides the pipe."""
+        self.pipe, writing = os.pipe()
         keep.callback(os.close, self.pipe)
-        keep.callback(self._end)
+        self._writing = keep.enter_context(os.fdopen(writing, "wb", buffering=0))
 
     def lend(self, descriptor: int) -> str:
         """Pass a descriptor to the launcher, which closes it before the command starts, and return its number."""
-        self._lent.append(descriptor)
+        self.lent.append(descriptor)
         return str(descriptor)
 
     def file_of(self, content: bytes) -> str:
@@ -88,7 +87,7 @@ class Instructions:
         self._keep.callback(os.close, descriptor)
         os.write(descriptor, content)
         os.lseek(descriptor, 0, os.SEEK_SET)
-        self._lent.append(descriptor)
+        self.lent.append(descriptor)
         return str(descriptor)
 
     def copy_of(self, path: str) -> str:
@@ -108,23 +107,14 @@ class Instructions:
         self.words += ("--info-fd", self.lend(telling), "--block-fd", self.lend(waiting))
         return StartGate(response, lambda: _say(writing))
 
-    def descriptors(self) -> tuple[int, ...]:
-        """Return all that the launcher must inherit."""
-        self._text = os.fsencode("\0".join((*self.words, "")))
-        if len(self._text) > _PIPE:
-            raise TooLarge("The list of paths and variables for the sandbox", size=len(self._text), limit=_PIPE)
-        return (self.pipe, *self._lent)
-
     def release(self, bound: Callable[[int], None], pid: int) -> None:
         """Put the launcher under its limits, and only then tell it what to do."""
+        text = os.fsencode("\0".join((*self.words, "")))
+        if len(text) > _PIPE:
+            raise TooLarge("The list of paths and variables for the sandbox", size=len(text), limit=_PIPE)
         bound(pid)
-        os.write(self._writing, self._text)
-        self._end()
-
-    def _end(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            os.close(self._writing)
+        self._writing.write(text)
+        self._writing.close()
 
 
 @cache
@@ -205,7 +195,9 @@ class Bubblewrap(Struct, frozen=True):
         """Yield the process as the launcher's command, with every descriptor that the launcher needs open."""
         with ExitStack() as keep:
             made = prepare(spec, profile, keep)
-            arguments, owner = Instructions(keep), self._user(made.granted)
+            arguments, owner = Instructions(keep), UNPRIVILEGED_ID if self.is_root else None
+            if self.is_root and profile.writable:
+                owner = self._user(made.granted)
             arguments.words += _ROOMS
             arguments.words += _made(base_profile(), arguments) if owner is None else _STAGED
             # What the root launcher starts has its network, which leads nowhere.
@@ -229,7 +221,7 @@ class Bubblewrap(Struct, frozen=True):
             yield Launch(
                 replace(spec, argv=(*launcher, *made.argv), cwd="/", env=made.passed),
                 Handover(
-                    arguments.descriptors(),
+                    (arguments.pipe, *arguments.lent),
                     owner,
                     partial(arguments.release, way.bound),
                     gate,
@@ -242,10 +234,8 @@ class Bubblewrap(Struct, frozen=True):
                 MemoryWatch(first, profile.limits).exceeded if is_watched else None,
             )
 
-    def _user(self, grants: Sequence[OpenedGrant]) -> int | None:
+    def _user(self, grants: Sequence[OpenedGrant]) -> int:
         """Return the user that a sandbox of root's becomes: the owner of what it may write, if that is one user."""
-        if not self.is_root:
-            return None
         owners: dict[int, str] = {}
         for grant in grants:
             if grant.is_writable:
@@ -273,7 +263,8 @@ class Bubblewrap(Struct, frozen=True):
         if owner is None:
             arguments.words += _laid(grants, [arguments.lend(one.descriptor) for one in grants], "-fd", made.hidden)
             counted = counted if profile.hosts else ()
-            group, bound = self._bound(profile, arguments, None, keep)
+            # One that waits for its network waits already.
+            group, bound = self._bound(profile, arguments, keep, is_countable=not profile.hosts)
             return _Way((), counted, bound, partial(start_limited, profile.limits), group)
         try:
             cell = keep.enter_context(
@@ -281,8 +272,11 @@ class Bubblewrap(Struct, frozen=True):
             )
         except OSError as fault:
             raise unlaid(fault) from fault
-        arguments.words += _laid(grants, [staged_path(index) for index in range(len(grants))], "", made.hidden)
-        group, bound = self._bound(profile, arguments, cell, keep)
+        arguments.words += _laid(grants, [f"{STAGED}/{index}" for index in range(len(grants))], "", made.hidden)
+        if cell.group is not None:
+            group, bound = cell.group, partial(cell.limit, profile.limits)
+        else:
+            group, bound = self._bound(profile, arguments, keep, is_countable=False)
         if owner == UNPRIVILEGED_ID:
             return _Way((), counted, bound, partial(cell.start_as, UNPRIVILEGED_ID, profile.limits), group)
         # A user may send signals to processes with the same uid, so no thread of Kiwi ever takes the uid of an owner.
@@ -290,14 +284,13 @@ class Bubblewrap(Struct, frozen=True):
         return _Way(entrance, (*limiting(str(self.prlimit), profile.limits), *counted), bound, cell.start, group)
 
     def _bound(
-        self, profile: SandboxProfile, arguments: Instructions, cell: RootLauncher | None, keep: ExitStack
+        self, profile: SandboxProfile, arguments: Instructions, keep: ExitStack, *, is_countable: bool
     ) -> tuple[Cgroup | None, Callable[[int], None]]:
-        """Return the group of the launcher, and what bounds it, and so all that it starts, while it waits."""
-        if cell is not None and cell.group is not None:
-            return cell.group, partial(cell.limit, profile.limits)
+        """Return the group of the launcher, and what bounds it, and so all that it starts, while it waits.
+
+        Another user's process cannot be counted from outside.
+        """
         if self.groups is None:
-            # Another user's process cannot be counted from outside, and one that waits for its network waits already.
-            is_countable = cell is None and not profile.hosts
             return None, partial(
                 count_at, arguments.ask_to_wait(), profile.limits.pids, keep
             ) if is_countable else no_entry

@@ -19,7 +19,9 @@ PREFIX = "kiwi-"
 """What the name of every group of Kiwi's begins with; the number of the process that made it comes next."""
 _PERIOD = 100_000
 _QUOTA = "cpu.cfs_quota_us"
-_ALL = str(_PERIOD * 10_000)
+ALL = str(_PERIOD * 10_000)
+"""More than there is, and not no quota: with the first one of a machine, and without the last, the kernel changes its
+own code."""
 _PATIENCE = 1.0
 """How long the kernel may take to release an ended process, in seconds."""
 
@@ -66,7 +68,7 @@ class Cgroup(Struct, frozen=True):
 
     def limit(self, limits: ResourceLimits, *, besides: int = 0) -> None:
         """Set its limits; `besides` is how many of its processes and threads are not the run's own."""
-        quota = _quota(limits)
+        quota = quota_of(limits)
         memory, pids = str(limits.memory_bytes), str(limits.pids + besides)
         if self.is_unified:
             _set(self.places["memory"], "memory.max", memory)
@@ -78,15 +80,9 @@ class Cgroup(Struct, frozen=True):
             _set(self.places["cpu"], _QUOTA, quota)
         _set(self.places["pids"], "pids.max", pids)
 
-    def share(self, limits: ResourceLimits) -> None:
-        """Set its share of the processors again, which had been lifted; the newer interface has no use for that."""
-        _set(self.places["cpu"], _QUOTA, _quota(limits))
-
-    def lift(self) -> None:
-        """Remove the CPU limit of the processes that are still in the group; cgroup v2 does not need this."""
-        # More than there is, and not none at all: with the first share of a machine, and without the last one, the
-        # kernel changes its own code.
-        _set(self.places["cpu"], _QUOTA, _ALL)
+    def share(self, quota: str) -> None:
+        """Set the share of the processors: `quota_of` limits, or `ALL`; cgroup v2 does not need this."""
+        _set(self.places["cpu"], _QUOTA, quota)
 
     def throttle_count(self) -> int:
         """Return how often its processes had used up their share of the processors."""
@@ -116,7 +112,8 @@ class Cgroup(Struct, frozen=True):
                     sleep(0.001)
 
 
-def _quota(limits: ResourceLimits) -> str:
+def quota_of(limits: ResourceLimits) -> str:
+    """Return the share of the processors that limits allow."""
     return str(max(int(limits.cpus * _PERIOD), 1_000))
 
 

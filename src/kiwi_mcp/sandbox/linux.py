@@ -20,7 +20,8 @@ _NO_MAGIC_LINKS, _NO_SYMLINKS, _BENEATH = 0x02, 0x04, 0x08
 _CLONE_NEWNS, _CLONE_NEWNET = 0x00020000, 0x40000000
 _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_PRIVATE = 0x2, 0x4, 0x4000, 1 << 18
 _MS_RDONLY, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MNT_DETACH = 0x1, 0x8, 0x20, 0x1000, 2
-_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_IDMAP = 0x1, 0x2, 0x4, 0x00100000
+RDONLY, NOSUID, NODEV, IDMAP = 0x1, 0x2, 0x4, 0x00100000
+"""Attributes of a mount: read-only, without setuid bits, without devices, with owners as a user namespace maps them."""
 _PR_CAP_AMBIENT, _CLEAR_ALL = 47, 4
 _SETGROUPS, _SETRESUID, _SETRESGID = (159, 147, 149) if machine() == "aarch64" else (116, 117, 119)
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -52,17 +53,8 @@ def attach_mount(mount: int, path: str) -> None:
     _checked(_libc.syscall(_MOVE_MOUNT, mount, _EMPTY, _AT_FDCWD, place, ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH)), path)
 
 
-def map_owners(mount: int, user_namespace: int) -> None:
-    """Let a copied mount show the owners of its files, and keep those of new ones, as a user namespace maps them."""
-    _set_attributes(mount, _ATTR_IDMAP, user_namespace)
-
-
-def restrict_mount(mount: int, *, is_device: bool) -> None:
-    """Ignore setuid bits on a copied mount and, unless it is a device, make it read-only and without devices."""
-    _set_attributes(mount, _ATTR_NOSUID if is_device else _ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NODEV, 0)
-
-
-def _set_attributes(mount: int, attributes: int, user_namespace: int) -> None:
+def set_attributes(mount: int, attributes: int, user_namespace: int = 0) -> None:
+    """Give a copied mount attributes; `user_namespace` is for `IDMAP`."""
     response = ctypes.create_string_buffer(pack("=QQQQ", attributes, 0, 0, user_namespace))
     flags = ctypes.c_uint(_AT_EMPTY_PATH | _AT_RECURSIVE)
     _checked(_libc.syscall(_MOUNT_SETATTR, mount, _EMPTY, flags, response, ctypes.c_size_t(32)))

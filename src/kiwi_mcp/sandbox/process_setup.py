@@ -288,27 +288,6 @@ def prepare(spec: ProcessSpec, profile: SandboxProfile, keep: ExitStack) -> Proc
         refuse_hosts(profile)
     passed, inside = split_environment({**spec.env, **proxy_variables()} if profile.hosts else spec.env)
     around = ProgramFolders(profile.closed, profile.trusted, (*profile.readable, *profile.writable))
-    found = _found(spec)
-    # It is looked at again if it changed, or if it is a link to something that did.
-    own, target = os.lstat(found), os.stat(found)  # noqa: PTH116 - at every start
-    state = (own.st_ino, own.st_ctime_ns, target.st_dev, target.st_ino, target.st_ctime_ns)
-    program = known_program(found, state, base_profile().covers, around)
-    granted = open_grants(profile, program.roots, keep)
-    around_git = profile.repositories
-    shields = protected_grants(granted, base_profile(), keep, profile.closed, around_git) if profile.writable else ()
-    return ProcessSetup(
-        argv=(program.path, *spec.argv[1:]),
-        granted=granted,
-        grants=(*granted, *shields),
-        hidden=(*profile.hidden, *_secrets(program.roots)) if program.roots else profile.hidden,
-        folder=_folder(spec, granted, profile),
-        passed=passed,
-        inside=inside,
-    )
-
-
-def _found(spec: ProcessSpec) -> str:
-    """Return the path of a process's program."""
     command = spec.argv[0]
     found: str | None = command
     if "/" not in command:
@@ -318,7 +297,31 @@ def _found(spec: ProcessSpec) -> str:
         found = f"{spec.cwd}/{command}"
     if found is None or not os.path.isfile(found) or not os.access(found, os.X_OK):  # noqa: PTH113 - at every start
         raise CommandMissing(command, needed_by="the call")
-    return found
+    # It is looked at again if it changed, or if it is a link to something that did.
+    own, target = os.lstat(found), os.stat(found)  # noqa: PTH116 - at every start
+    state = (own.st_ino, own.st_ctime_ns, target.st_dev, target.st_ino, target.st_ctime_ns)
+    program = known_program(found, state, base_profile().covers, around)
+    granted = open_grants(profile, program.roots, keep)
+    around_git = profile.repositories
+    shields = protected_grants(granted, base_profile(), keep, profile.closed, around_git) if profile.writable else ()
+    # It starts where it was to, if that or something in it was granted, else in its home. What is given of a folder
+    # lies in it under its own name, so that paths that begin in the folder lead there.
+    folder, inside_it = HOME, f"{spec.cwd.rstrip('/')}/"
+    for grant in granted:
+        if grant.is_folder and inside_it.startswith(f"{grant.path}/"):
+            folder = spec.cwd
+    for path in (*profile.readable, *profile.writable):
+        if f"{path}/".startswith(inside_it):
+            folder = spec.cwd
+    return ProcessSetup(
+        argv=(program.path, *spec.argv[1:]),
+        granted=granted,
+        grants=(*granted, *shields),
+        hidden=(*profile.hidden, *_secrets(program.roots)) if program.roots else profile.hidden,
+        folder=folder,
+        passed=passed,
+        inside=inside,
+    )
 
 
 def _secrets(roots: Sequence[str]) -> Iterator[str]:
@@ -326,16 +329,3 @@ def _secrets(roots: Sequence[str]) -> Iterator[str]:
     for root in roots:
         if os.path.isdir(root):  # noqa: PTH112 - at every start
             yield from (f"{root}/{name}" for name in os.listdir(root) if name == ".env" or name.startswith(".env."))  # noqa: PTH208 - as above
-
-
-def _folder(spec: ProcessSpec, grants: Sequence[OpenedGrant], profile: SandboxProfile) -> str:
-    """Return where the process starts: where it was to, if that or something in it was granted, else in its home."""
-    inside = f"{spec.cwd.rstrip('/')}/"
-    for grant in grants:
-        if grant.is_folder and inside.startswith(f"{grant.path}/"):
-            return spec.cwd
-    # What is given of a folder lies in it under its own name, so that paths that begin in the folder lead there.
-    for path in (*profile.readable, *profile.writable):
-        if f"{path}/".startswith(inside):
-            return spec.cwd
-    return HOME

@@ -16,10 +16,14 @@ from typing import TypeVar, cast
 from kiwi_mcp.domain.isolation import ResourceLimits
 from kiwi_mcp.domain.process import T
 from kiwi_mcp.sandbox.backend import unlaid
-from kiwi_mcp.sandbox.cgroup import Cgroup, CgroupParent
+from kiwi_mcp.sandbox.cgroup import ALL, Cgroup, CgroupParent, quota_of
 from kiwi_mcp.sandbox.levels import BaseFileSystem, base_profile
 from kiwi_mcp.sandbox.limits import start_limited
 from kiwi_mcp.sandbox.linux import (
+    IDMAP,
+    NODEV,
+    NOSUID,
+    RDONLY,
     as_user,
     attach_mount,
     copy_mount,
@@ -27,18 +31,18 @@ from kiwi_mcp.sandbox.linux import (
     detach_mount,
     leave_mounts,
     leave_network,
-    map_owners,
     mount_memory,
     mount_terminals,
-    restrict_mount,
     seal_mount,
+    set_attributes,
 )
 from kiwi_mcp.sandbox.process_setup import OpenedGrant
 
 PLACE = "/tmp"  # noqa: S108 - a folder that every system has; in the table of mounts made here it is another one
 ROOT = f"{PLACE}/root"
 """The path of the base file system of every sandbox. Its launcher still has to make it read-only."""
-_RUN = f"{PLACE}/run"
+STAGED = f"{PLACE}/run"
+"""The folder in which each grant has the name of its index."""
 _ROOM = 4_194_304
 _LARGEST = 1_048_576
 _NEEDED = ("/", "/proc", "/dev", PLACE)
@@ -55,11 +59,6 @@ _DEVICE_LINKS = {
 }
 
 
-def staged_path(index: int) -> str:
-    """Return the path of the grant with an index."""
-    return f"{_RUN}/{index}"
-
-
 def settle(profile: BaseFileSystem) -> None:
     """Give the calling thread its own mount table permanently, with the base file system of every sandbox in it."""
     leave_mounts()
@@ -71,7 +70,7 @@ def settle(profile: BaseFileSystem) -> None:
             Path(f"{ROOT}{path}").symlink_to(target)
         for path, content in profile.files.items():
             _make_file(f"{ROOT}{path}", content)
-        for folder in (_RUN, f"{ROOT}/proc", f"{ROOT}/tmp", f"{ROOT}/dev"):  # noqa: S108 - inside
+        for folder in (STAGED, f"{ROOT}/proc", f"{ROOT}/tmp", f"{ROOT}/dev"):  # noqa: S108 - inside
             _make_folder(folder)
         _make_devices()
     _leave_behind()
@@ -103,19 +102,19 @@ def _leave_behind() -> None:
 def lay_out(grants: Sequence[OpenedGrant], mounts: Sequence[int]) -> list[str]:
     """Mount the copy of each grant under its number, and return the paths created in the root, outermost first."""
     made: list[str] = []
-    mount_memory(_RUN, size=_ROOM)
+    mount_memory(STAGED, size=_ROOM)
     with _open_to_all():
         for index, (grant, mount) in enumerate(zip(grants, mounts, strict=True)):
             make = _make_folder if grant.is_folder else _make_file
-            make(staged_path(index))
-            attach_mount(mount, staged_path(index))
+            make(f"{STAGED}/{index}")
+            attach_mount(mount, f"{STAGED}/{index}")
             made += make(f"{ROOT}{grant.path}")
     return made
 
 
 def clear(made: Sequence[str]) -> None:
     """Take away all grants, with the mount that they are on, and what was made for them in the root."""
-    detach_mount(_RUN)
+    detach_mount(STAGED)
     for path in reversed(made):
         remove = Path.unlink if Path(path).is_file() else Path.rmdir
         remove(Path(path))
@@ -146,7 +145,7 @@ def _make_device(name: str) -> None:
 def _mount(path: str, *, is_device: bool) -> None:
     mount = copy_mount_at(path)
     try:
-        restrict_mount(mount, is_device=is_device)
+        set_attributes(mount, NOSUID if is_device else RDONLY | NOSUID | NODEV)
         attach_mount(mount, f"{ROOT}{path}")
     finally:
         os.close(mount)
@@ -237,9 +236,11 @@ class RootLauncher:
         self.key = key
         self.is_clear = True
         """Whether what was granted before is gone; where it could not be taken away, this is not used again."""
-        self._waiting: tuple[Sequence[OpenedGrant], Sequence[int]] = ((), ())
+        self.waiting: tuple[Sequence[OpenedGrant], Sequence[int]] = ((), ())
+        """What is granted to the run, and the copies of it that are laid out with the start."""
         self._made: Sequence[str] | None = None
         self._limits: ResourceLimits | None = None
+        self._quota = ALL
         self._thread = _Worker()
         # Only the older interface has groups of threads; elsewhere each run has a group of its own.
         self.group = groups.make() if groups is not None and not groups.is_unified else None
@@ -249,26 +250,11 @@ class RootLauncher:
             self.end()
             raise
 
-    def take(self, grants: Sequence[OpenedGrant], owner_map: int | None, mounts: list[int]) -> None:
-        """Copy what is granted into `mounts`, to be laid out with the start; the thread itself sees none of it.
-
-        Call this from a thread with the same mounts as the thread that opened the grants, and close the copies, also
-        those before one that fails. With `owner_map`, files of root belong to the unprivileged user inside, and new
-        files of that user belong to root outside.
-        """
-        for grant in grants:
-            mounts.append(mount := copy_mount(grant.descriptor))
-            if owner_map is not None:
-                # A file system that cannot map owners shows them as they are, which gives less and never more.
-                with suppress(OSError):
-                    map_owners(mount, owner_map)
-        self._waiting = (grants, mounts)
-
     def clear(self) -> None:
         """Take it away again, and lift the limits first: a thread of Kiwi's must never wait for its share of time."""
         made, self._made = self._made, None
         if self.group is not None:
-            self.group.lift()
+            self.group.share(ALL)
         if made is not None:
             self.is_clear = False
             self._thread.do_later(partial(self._clear, made))
@@ -283,10 +269,10 @@ class RootLauncher:
         if self.group is None:
             return
         if limits == self._limits:
-            self.group.share(limits)
+            self.group.share(self._quota)
         else:
             self.group.limit(limits, besides=1)
-            self._limits = limits
+            self._limits, self._quota = limits, quota_of(limits)
 
     def start(self, spawn: Callable[[], T], /) -> T:
         """Start a process here as root."""
@@ -299,7 +285,7 @@ class RootLauncher:
     def _started(self, spawn: Callable[[], T]) -> T:
         if self._made is None:
             try:
-                self._made = lay_out(*self._waiting)
+                self._made = lay_out(*self.waiting)
             except OSError as fault:
                 raise unlaid(fault) from fault
         return spawn()
@@ -308,7 +294,7 @@ class RootLauncher:
         """End the thread, and remove its group."""
         if self.group is not None:
             with suppress(OSError):
-                self.group.lift()
+                self.group.share(ALL)
         self._thread.end()
         if self.group is not None:
             self.group.remove()
@@ -318,12 +304,23 @@ class RootLauncher:
 def open_root_launcher(
     grants: Sequence[OpenedGrant], owner_map: int | None, groups: CgroupParent | None
 ) -> Iterator[RootLauncher]:
-    """Give a cell in which each grant lies under its number once something is started there, for one run."""
+    """Give a cell in which each grant lies under its number once something is started there, for one run.
+
+    Call this from a thread with the same mounts as the thread that opened the grants; the thread of the cell sees none
+    of them. With `owner_map`, files of root belong to the unprivileged user inside, and new files of that user belong
+    to root outside.
+    """
     cell = _taken(groups)
     mounts: list[int] = []
     try:
         try:
-            cell.take(grants, owner_map, mounts)
+            for grant in grants:
+                mounts.append(mount := copy_mount(grant.descriptor))
+                if owner_map is not None:
+                    # A file system that cannot map owners shows them as they are, which gives less and never more.
+                    with suppress(OSError):
+                        set_attributes(mount, IDMAP, owner_map)
+            cell.waiting = (grants, mounts)
             yield cell
         finally:
             for mount in mounts:

@@ -100,7 +100,7 @@ class RecentSearches:
         self._file = file
         self._clock = clock
         self._lock = Lock()
-        self._searches: dict[Searcher, deque[_Search]] = {}
+        self.searches: dict[Searcher, deque[_Search]] = {}
 
     def add(
         self, who: Searcher, request: str, shown: Sequence[tuple[str, float]], parts: Mapping[str, str] = _NO_PARTS
@@ -115,13 +115,13 @@ class RecentSearches:
         answered = {name.partition("@")[0]: parts[name] for name, _ in reversed(shown) if name in parts}
         search = _Search(request, items, self._clock(), answered)
         with self._lock:
-            found = self._searches.pop(who, None) or self._read(who)
+            found = self.searches.pop(who, None) or self._read(who)
             if found and found[0].request == request:  # repeated, with other filters or for more
                 found.popleft()
             found.appendleft(search)
-            self._searches[who] = found  # the latest searcher comes last
-            if len(self._searches) > _MAX_SEARCHERS:
-                del self._searches[next(iter(self._searches))]
+            self.searches[who] = found  # the latest searcher comes last
+            if len(self.searches) > _MAX_SEARCHERS:
+                del self.searches[next(iter(self.searches))]
             self._write(who, found)
 
     def used(self, who: Searcher, identity: str, *, is_run: bool) -> SearchIntent | None:
@@ -129,11 +129,9 @@ class RecentSearches:
 
         That is the latest search with the item among its hits, if the item was near the top.
         """
-        if self._file is None and not self._searches:  # nothing was searched here
-            return None
         item, now = identity.partition("@")[0], self._clock()
         with self._lock:
-            searches = [*(self._searches.get(who) or self._read(who))]
+            searches = [*(self.searches.get(who) or self._read(who))]
         search = next((one for one in searches if item in one.shown), None)
         if search is None or not search.shown[item] or not 0 <= now - search.at <= MINUTES * 60:
             return None
@@ -145,7 +143,7 @@ class RecentSearches:
     def forget(self, actor: str) -> None:
         """Forget the searches of an actor."""
         with self._lock:
-            self._searches = {who: found for who, found in self._searches.items() if who.actor != actor}
+            self.searches = {who: found for who, found in self.searches.items() if who.actor != actor}
             if self._file is not None:
                 with suppress(OSError):
                     self._file.unlink(missing_ok=True)
@@ -221,11 +219,14 @@ class RecallLog:
                 query = storable_text(query, secrets)
         except KiwiError:  # without the secrets nothing can be cleaned of them, so nothing is stored
             return
-        self._recent.add(_searcher(space, caller), query, shown, parts)
+        self._recent.add(Searcher(caller.name, caller.client, str(space.project)), query, shown, parts)
 
     def add_use(self, identity: str, space: Space, caller: Caller, *, is_run: bool) -> None:
         """Remember the search that found an item which is used now, if there was one."""
-        intent = self._recent.used(_searcher(space, caller), identity, is_run=is_run)
+        if not self._is_shared and not self._recent.searches:  # nothing was searched here
+            return
+        who = Searcher(caller.name, caller.client, str(space.project))
+        intent = self._recent.used(who, identity, is_run=is_run)
         if intent and intent.request and self.is_enabled:
             self._worker().add(caller.name, identity, intent, space, is_run=is_run)
 
@@ -273,10 +274,6 @@ def _parts(response: JsonObject) -> Mapping[str, str]:
     results = [as_object(one) for one in as_list(response.get("results"))]
     numbers = {as_text(one.get("identity")): one.get("part") for one in reversed(results)}
     return {name: texts[number] for name, number in numbers.items() if isinstance(number, int) and number in texts}
-
-
-def _searcher(space: Space, caller: Caller) -> Searcher:
-    return Searcher(caller.name, caller.client, str(space.project))
 
 
 def storable_text(query: str, secrets: Mapping[str, str]) -> str:

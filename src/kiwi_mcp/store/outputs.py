@@ -42,7 +42,7 @@ class OutputFolder(Struct, frozen=True):
     """The folder of one tool's outputs, which folder it was when it was looked through, and its names, oldest first."""
 
     folder: str
-    inode: tuple[int, int] | None
+    inode: tuple[int, int]
     names: list[str]
 
 
@@ -62,7 +62,22 @@ def keep(project_ai: Path, tool_id: str, record: JsonObject, *, now: datetime, r
     outputs = _output_folder(f"{project_ai}/{FOLDER}/{tool_id}", depth=FOLDER.count("/") + 2)
     # As `%Y%m%d_%H%M%S`, which takes ten times as long.
     stem = f"output_{now.year:04}{now.month:02}{now.day:02}_{now.hour:02}{now.minute:02}{now.second:02}"
-    name = _write_new(outputs, stem, _lines(record))
+    # Two runs in one second get two names; a name that exists is never written over, nor followed if it is a link.
+    # Numbers only rise: one that was freed would make the newest output look like the oldest.
+    newest, first = outputs.names[-1] if outputs.names else "", 1
+    if newest.startswith(stem):
+        last = newest[_STEM + 1 :].removesuffix(".json")
+        first = int(last) + 1 if last.isdecimal() else 2
+    data = _lines(record)
+    for number in range(first, 1_000_000):
+        name = f"{stem}.json" if number == 1 else f"{stem}_{number}.json"
+        try:
+            _write(f"{outputs.folder}/{name}", data)
+        except FileExistsError:
+            continue
+        break
+    else:
+        raise FileExistsError(f"{outputs.folder}/{stem}")
     outputs.names.append(name)
     # A few at a time: putting them in order for each one would cost more than writing it.
     if len(outputs.names) > retention.count + retention.count // 5:
@@ -98,45 +113,29 @@ def _lines(record: JsonObject) -> bytes:
 
 def _output_folder(folder: str, *, depth: int) -> OutputFolder:
     """Return the folder of the outputs of a tool, listed again if it is another folder now."""
-    known = _folders.get(folder)
-    if known is None or known.inode != _inode(folder):
-        # A project may contain links: write and prune only inside the project's own folder.
-        parts = folder.rsplit("/", depth)
-        for end in range(2, depth + 2):
-            if os.path.islink(part := "/".join(parts[:end])):  # noqa: PTH114 - text, as all that is on the way of a run
-                raise OSError(ELOOP, f"{part} is a symbolic link, and links are not followed")
-        os.makedirs(folder, exist_ok=True)  # noqa: PTH103 - as above
-        known = _folders[folder] = OutputFolder(folder, _inode(folder), _names(folder))
-        if len(_folders) > _FOLDERS_KEPT:
-            del _folders[next(iter(_folders))]
+    if known := _folders.get(folder):
+        try:
+            state = os.lstat(folder)
+            if known.inode == (state.st_dev, state.st_ino):
+                return known
+        except OSError:
+            pass  # it is made again
+    # A project may contain links: write and prune only inside the project's own folder.
+    parts = folder.rsplit("/", depth)
+    for end in range(2, depth + 2):
+        if os.path.islink(part := "/".join(parts[:end])):  # noqa: PTH114 - text, as all that is on the way of a run
+            raise OSError(ELOOP, f"{part} is a symbolic link, and links are not followed")
+    os.makedirs(folder, exist_ok=True)  # noqa: PTH103 - as above
+    state = os.lstat(folder)
+    known = _folders[folder] = OutputFolder(folder, (state.st_dev, state.st_ino), _names(folder))
+    if len(_folders) > _FOLDERS_KEPT:
+        del _folders[next(iter(_folders))]
     return known
-
-
-def _inode(folder: str) -> tuple[int, int] | None:
-    try:
-        state = os.lstat(folder)
-    except OSError:
-        return None
-    return state.st_dev, state.st_ino
 
 
 def _names(folder: str) -> list[str]:
     names = os.listdir(folder)  # noqa: PTH208 - names are enough
     return sorted((name for name in names if name.startswith("output_")), key=_order)
-
-
-def _write_new(outputs: OutputFolder, stem: str, data: bytes) -> str:
-    # Two runs in one second get two names; a name that exists is never written over, nor followed if it is a link.
-    # Numbers only rise: one that was freed would make the newest output look like the oldest.
-    newest = outputs.names[-1] if outputs.names else ""
-    for number in range(_number(newest) + 1 if newest.startswith(stem) else 1, 1_000_000):
-        name = f"{stem}.json" if number == 1 else f"{stem}_{number}.json"
-        try:
-            _write(f"{outputs.folder}/{name}", data)
-        except FileExistsError:
-            continue
-        return name
-    raise FileExistsError(f"{outputs.folder}/{stem}")
 
 
 def _write(path: str, data: bytes) -> None:
@@ -166,11 +165,6 @@ def _order(name: str) -> tuple[str, int, str]:
     return name[:_STEM], len(name), name
 
 
-def _number(name: str) -> int:
-    number = name[_STEM + 1 :].removesuffix(".json")
-    return int(number) if number.isdecimal() else 1
-
-
 def shorten(result: Json, kept: StoredOutput | None, text: str | None = None) -> JsonObject:
     """Return the words of an answer that carry a result: whole, or a preview and a handle where it is large.
 
@@ -192,11 +186,6 @@ def result_text(result: Json) -> str:
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
 
-def result_bytes(text: str) -> bytes:
-    """Return the text of a result as the store keeps it."""
-    return text.encode(errors="surrogatepass")
-
-
 def read_page(
     project_ai: Path,
     handle: str,
@@ -204,16 +193,15 @@ def read_page(
     offset: int,
     length: int,
     grep: str = "",
-    stored: Callable[[str], bytes] | None = None,
-    check: Callable[[str], object] | None = None,
+    stored: Callable[[str], bytes],
+    check: Callable[[str], object],
 ) -> JsonObject:
     """Return part of a result, by its handle; with `grep` the lines that contain one of the texts `a|b`.
 
     `stored` gives those that are in the store, by the id of their run; `check` refuses a run that is not the reader's.
     """
     record = read_record(project_ai, handle)
-    if check is not None:
-        check(as_text(record.get("run_id")))
+    check(as_text(record.get("run_id")))
     text = _stored_text(record, handle, stored) if "result_sha256" in record else result_text(record.get("result"))
     about: JsonObject = {
         "handle": handle,
@@ -267,9 +255,7 @@ def _value_lines(value: Json, place: str) -> Iterator[str]:
                 yield f"{place}: {line}" if place else line
 
 
-def _stored_text(record: JsonObject, handle: str, stored: Callable[[str], bytes] | None) -> str:
-    if stored is None:
-        raise _gone(handle)
+def _stored_text(record: JsonObject, handle: str, stored: Callable[[str], bytes]) -> str:
     data = stored(as_text(record.get("run_id")))
     # The file is in the project, where other programs can write.
     if sha256(data).hexdigest() != record["result_sha256"]:

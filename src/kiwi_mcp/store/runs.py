@@ -270,26 +270,18 @@ def new_run(milliseconds: int) -> tuple[str, str]:
     return encode_id(number), iso(milliseconds)
 
 
-def _add(transaction: Transaction, run: RunRecord, result: bytes | None, receipt: Receipt | None) -> None:
+def _record(transaction: Transaction, ended: EndedRun, result: bytes | None) -> None:
+    run = ended.run
+    if ended.is_begun:  # in the place of what was stored then
+        end(transaction, run.id)
+        transaction.write("delete from runs where id = ?", (run.id,))
     if result is not None:
         transaction.write(ADD_BLOB, (run.result_sha256, len(result), result, run.started_at))
     transaction.write(_ADD, plain(_values(run)))
-    if receipt is not None:
-        append(transaction, receipt)
-
-
-def _record(transaction: Transaction, ended: EndedRun, result: bytes | None) -> None:
-    if ended.is_begun:
-        _forget(transaction, ended.run)
-    _add(transaction, ended.run, result, ended.receipt)
+    if ended.receipt is not None:
+        append(transaction, ended.receipt)
     if ended.also is not None:
         ended.also(transaction)
-
-
-def _forget(transaction: Transaction, run: RunRecord) -> None:
-    """Take back what was stored when a run began."""
-    end(transaction, run.id)
-    transaction.write("delete from runs where id = ?", (run.id,))
 
 
 def _begin(transaction: Transaction, run: RunRecord, receipt: Receipt | None, kernel: str) -> None:

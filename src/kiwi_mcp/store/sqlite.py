@@ -14,6 +14,8 @@ from threading import Lock
 from time import monotonic, sleep
 from typing import Literal
 
+from msgspec import Struct
+
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, StoreDamaged, StoreUnavailable
 from kiwi_mcp.store.database import IntegrityFault, Row, Value
 
@@ -138,15 +140,10 @@ class Line:
         self._watch = _Watch()
         connection.set_progress_handler(self._watch.is_over, _STEPS)
 
-    def read(self, statement: str, values: Sequence[Value] = ()) -> Sequence[Row]:
-        """Return all rows of a query."""
+    def execute(self, statement: str, values: Sequence[Value] = ()) -> library.Cursor:
+        """Run one statement, and return the cursor with its rows and how many it changed."""
         self._watch.end = monotonic() + LIMIT
-        return self._cursor.execute(statement, values).fetchall()
-
-    def write(self, statement: str, values: Sequence[Value] = ()) -> int:
-        """Run one statement, and return how many rows it changed."""
-        self._watch.end = monotonic() + LIMIT
-        return self._cursor.execute(statement, values).rowcount
+        return self._cursor.execute(statement, values)
 
     def insert(self, statement: str, rows: Iterable[Sequence[Value]]) -> None:
         """Run one statement for each row, without a time limit: the source of the rows may be slow."""
@@ -205,35 +202,34 @@ def _create(path: Path) -> None:
             ) from error
 
 
-class SqliteTransaction:
+class SqliteTransaction(Struct):
     """Work between BEGIN and COMMIT."""
 
-    def __init__(self, path: str, line: Line) -> None:
-        self._path = path
-        self._line = line
-        self._failure: Exception | None = None
+    path: str
+    line: Line
+    failure: Exception | None = None
 
     def _fail(self, error: BaseException) -> Exception:
-        self._failure = fault(error, self._path)
-        return self._failure
+        self.failure = fault(error, self.path)
+        return self.failure
 
     def commit(self) -> None:
         """End the transaction; what a statement failed with is raised again, in case that was passed over."""
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         self.write("COMMIT")
 
     def read(self, statement: str, values: Sequence[Value] = ()) -> Sequence[Row]:
         """Return all rows of a query, as they are inside the transaction."""
         try:
-            return self._line.read(statement, values)
+            return self.line.execute(statement, values).fetchall()
         except FAULTS as error:
             raise self._fail(error) from error
 
     def write(self, statement: str, values: Sequence[Value] = ()) -> int:
         """Run one statement that changes rows, and return how many it changed."""
         try:
-            return self._line.write(statement, values)
+            return self.line.execute(statement, values).rowcount
         except FAULTS as error:
             raise self._fail(error) from error
 
@@ -242,7 +238,7 @@ class SqliteTransaction:
         marks = ", ".join("?" * len(columns))
         statement = f"insert into {table} ({', '.join(columns)}) values ({marks})"  # noqa: S608 - names from our own code
         try:
-            self._line.insert(statement, rows)
+            self.line.insert(statement, rows)
         except FAULTS as error:
             raise self._fail(error) from error
 
@@ -281,7 +277,10 @@ class SqliteDatabase:
         self._idle: SimpleQueue[Line] = SimpleQueue()
         for line in readers:
             self._idle.put(line)
-        self._file = _file_at(self._path)
+        self._file: tuple[int, int] | None = None
+        with suppress(FileNotFoundError):  # it was removed since, so it is lost
+            found = os.stat(self._path)  # noqa: PTH116 - as in `is_lost`
+            self._file = found.st_dev, found.st_ino
         # A new connection counts from the start again. A forked process must not see the same number again.
         self._base = self._process << 40
 
@@ -299,7 +298,11 @@ class SqliteDatabase:
     @property
     def is_lost(self) -> bool:
         """Whether the file was removed, or another one put in its place."""
-        return _file_at(self._path) != self._file
+        try:
+            found = os.stat(self._path)  # noqa: PTH116 - text, as this is on the way of every call
+        except OSError:
+            return True
+        return (found.st_dev, found.st_ino) != self._file
 
     def read(self, statement: str, values: Sequence[Value] = ()) -> Sequence[Row]:
         """Return all rows of a query."""
@@ -310,7 +313,7 @@ class SqliteDatabase:
         except Empty:
             raise busy(self._path) from None
         try:
-            return line.read(statement, values)
+            return line.execute(statement, values).fetchall()
         except FAULTS as error:
             raise fault(error, self._path) from error
         finally:
@@ -325,7 +328,7 @@ class SqliteDatabase:
         self._check()
         with self._hurrying:
             try:
-                ((version,),) = self._hasty.read("PRAGMA data_version")
+                ((version,),) = self._hasty.execute("PRAGMA data_version").fetchall()
             except FAULTS as error:
                 raise fault(error, self._path) from error
         return self._base + int(version or 0)
@@ -357,7 +360,7 @@ class SqliteDatabase:
             return
         try:
             try:
-                self._hasty.write("BEGIN IMMEDIATE")
+                self._hasty.execute("BEGIN IMMEDIATE")
             except FAULTS as error:
                 if code_of(error) not in {library.SQLITE_BUSY, library.SQLITE_LOCKED}:
                     raise fault(error, self._path) from error
@@ -379,7 +382,7 @@ class SqliteDatabase:
         if not self._writing.acquire(timeout=PATIENCE):
             raise busy(self._path)
         try:
-            self._writer.read("PRAGMA wal_checkpoint(PASSIVE)")
+            self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         except FAULTS as error:
             raise fault(error, self._path) from error
         finally:
@@ -433,15 +436,7 @@ def _roll_back(line: Line) -> None:
     # SQLite ends a transaction by itself after some faults, such as a full disk.
     with suppress(library.Error):
         if line.connection.in_transaction:
-            line.write("ROLLBACK")
-
-
-def _file_at(path: str) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)  # noqa: PTH116 - text, as this is on the way of every call
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+            line.execute("ROLLBACK")
 
 
 def _connection(path: str, patience: float, synchronous: str) -> library.Connection:

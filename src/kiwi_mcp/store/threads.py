@@ -31,7 +31,6 @@ from kiwi_mcp.domain.threads import (
     EventKind,
     NewEvent,
     Thread,
-    ThreadCall,
     ThreadChanges,
     ThreadEvent,
     ThreadLimits,
@@ -80,13 +79,6 @@ _EVENTS = """select e.seq, e.at, e.kind, e.body, b.content, e.body_sha256, e.cha
   where e.thread_id = ? and e.seq > ? order by e.seq limit ?"""
 _TAKE = """update threads set lease = lease + 1, lease_owner = ?, beat_at = ?
   where id = ? and ended_at = 0 and (lease_owner in ('', ?) or beat_at < ?)"""
-_CALL = ThreadCall.__struct_fields__
-_OVER = "('done', 'failed', 'denied', 'cancelled')"
-_ADD_CALL = f"""insert into tool_calls (key, {", ".join(_CALL)}) values (?, {", ".join("?" * len(_CALL))})
-  on conflict (key) do update set {", ".join(f"{name} = excluded.{name}" for name in _CALL[5:])}
-  where tool_calls.state not in {_OVER}"""  # noqa: S608 - as above
-_END_CALL = f"""update tool_calls set state = ?, ended_at = ?, result_sha256 = ?
-  where key = ? and state not in {_OVER}"""  # noqa: S608 - as above
 _ADD_DELTA = """insert into thread_deltas (thread_id, seq, n, text)
   select id, seq + 1, ?, ? from threads where id = ? and lease = ?"""
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -287,11 +279,6 @@ class Threads:
         """Return the events of a thread behind a number, in their order."""
         return tuple(_event(thread_id, row) for row in self._database.read(_EVENTS, (thread_id, after, limit)))
 
-    def calls(self, thread_id: str) -> tuple[ThreadCall, ...]:
-        """Return the tool calls of a thread, in the order of the model's requests."""
-        statement = f"select {', '.join(_CALL)} from tool_calls where thread_id = ? order by seq, number"  # noqa: S608 - as above
-        return tuple(ThreadCall(*row) for row in self._database.read(statement, (thread_id,)))  # type: ignore[arg-type]  # the columns are the fields
-
     def add_deltas(self, thread: Thread, first: int, texts: Sequence[str]) -> None:
         """Store pieces of text for those who watch, numbered from `first`. The next model event removes them."""
         with quick_transaction(self._database) as transaction:
@@ -321,7 +308,6 @@ class Threads:
             blobs = transaction.read("select sha256 from thread_blobs where thread_id = ?", (thread_id,))
             for statement in (
                 "update thread_events set body = null where thread_id = ? and body is not null",
-                "update tool_calls set result_sha256 = null where thread_id = ?",
                 "update threads set inputs = null, result = null, message = '' where id = ?",
                 "delete from thread_blobs where thread_id = ?",
                 "delete from thread_deltas where thread_id = ?",
@@ -368,29 +354,6 @@ def _latest(transaction: Transaction, thread: Thread) -> Thread:
         return thread  # the append itself finds out why
     seq, head, updated_at = rows[0]
     return replace(thread, seq=int(str(seq)), head=str(head), updated_at=int(str(updated_at)))
-
-
-def begin_call(transaction: Transaction, call: ThreadCall) -> None:
-    """Store a tool call that is planned, asked about or begun, or the next attempt of one that has no result."""
-    if not transaction.write(_ADD_CALL, (call.key, *(getattr(call, name) for name in _CALL))):
-        raise Conflict(
-            f"The call {call.key} has a result already.",
-            suggestion="Read its result from the journal; it is not run again.",
-        )
-
-
-def finish_call(
-    transaction: Transaction,
-    key: str,
-    state: Literal["done", "failed", "denied", "cancelled", "unknown"],
-    at: int,
-    *,
-    result_sha256: str | None = None,
-) -> bool:
-    """Store how a tool call ended, and keep its result; return False if that was stored before."""
-    if result_sha256 is not None:
-        _use_blob(transaction, result_sha256, key.partition("/")[0])
-    return transaction.write(_END_CALL, (state, at, result_sha256, key)) > 0
 
 
 class _Projection(Struct, frozen=True):
@@ -525,15 +488,10 @@ def _stored(transaction: Transaction, text: str, digest: str, thread_id: str, at
     if len(text) <= INLINE_LIMIT:
         return text
     transaction.write(ADD_BLOB, (digest, len(text), text.encode(), iso(at)))
-    _use_blob(transaction, digest, thread_id)
-    return None
-
-
-def _use_blob(transaction: Transaction, digest: str, thread_id: str) -> None:
-    """Keep a blob as long as a thread needs it."""
     transaction.write(
         "insert into thread_blobs (sha256, thread_id) values (?, ?) on conflict do nothing", (digest, thread_id)
     )
+    return None
 
 
 def _digest(text: str) -> str:

@@ -15,6 +15,8 @@ from importlib import import_module
 
 from kiwi_mcp import __version__
 
+_LARGE = ("cli.app", "mcp.stdio_server")
+"""The modules that import the kernel."""
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
@@ -64,10 +66,25 @@ def load(name: str) -> ModuleType:
     # What is imported stays until the end: searching it for garbage would take a sixth of a command's time.
     gc.disable()
     try:
+        if name in _LARGE:
+            _import_msgspec()
         return import_module(f"kiwi_mcp.surfaces.{name}")
     finally:
         gc.freeze()
         gc.enable()
+
+
+def _import_msgspec() -> None:
+    """Import msgspec without `typing_extensions`, which takes longer to import than all of msgspec.
+
+    It would import it where it is installed, for names that `typing` has as well.
+    """
+    if "msgspec" not in sys.modules and "typing_extensions" not in sys.modules:
+        sys.modules["typing_extensions"] = None  # type: ignore[assignment]  # an import of it fails
+        try:
+            import_module("msgspec")
+        finally:
+            del sys.modules["typing_extensions"]
 
 
 def named_project(words: Sequence[str]) -> str | None:

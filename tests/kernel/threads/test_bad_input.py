@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.kernel.threads.conftest import Agents, write_provider
-from tests.plugins.scripted_model import ScriptedTurn, empty, endless, fail, html, say
+from tests.plugins.scripted_model import ScriptedTurn, empty, endless, fail, html, say, use
 
 pytestmark = pytest.mark.usefixtures("loopback")
 NEEDS_TOPIC = '<inputs><input name="topic" type="string" required="true">What about</input></inputs>'
@@ -21,8 +21,8 @@ NEEDS_TOPIC = '<inputs><input name="topic" type="string" required="true">What ab
         ("strict", {"inputs": {"topic": 3}}, "invalid_input", "topic"),
         ("strict", {"inputs": {"topic": "x", "tpoic": "y"}}, "invalid_input", "tpoic"),
         ("tiered", {}, "invalid_request", "gigantic"),
-        ("study", {"limits": {"turms": 3}}, "invalid_input", "turns"),
-        ("study", {"limits": {"turns": -1}}, "invalid_input", "turns"),
+        ("study", {"limits": {"turms": 3}}, "invalid_request", "turns"),
+        ("study", {"limits": {"turns": -1}}, "invalid_request", "turns"),
         ("study", {"model": "scripted_llm/other-1"}, "invalid_request", "scripted-1"),
     ],
 )
@@ -101,3 +101,28 @@ async def test_nonsense_is_a_result_and_not_the_end(agents: Agents) -> None:
     agents.model.will(say("%%% 7 \x00\x1b[31m"))
     done = await agents.start("study")
     assert done["status"] == "completed", done
+
+
+async def test_outputs_of_two_outcomes_at_once_are_refused(agents: Agents) -> None:
+    outputs = "<outputs><success>`sum`: number</success><failure>`reason`: string</failure></outputs>"
+    agents.directive("study", outputs=outputs)
+    await agents.sign("study")
+    agents.model.will(use("return", sum=1, reason="none"), use("return", sum=1))
+    done = await agents.start("study")
+    assert (done["status"], done["result"]) == ("completed", {"sum": 1}), done
+    results = [event["status"] for event in await agents.events(done["thread_id"]) if event["kind"] == "result"]
+    assert results == ["invalid_input", "ok"]
+
+
+@pytest.mark.usefixtures("sandbox")
+async def test_the_environment_file_is_checked_and_what_is_not_used_is_named(agents: Agents) -> None:
+    agents.directive("study")
+    await agents.sign("study")
+    for text in ("provider_adaptor: scripted_llm", "provider_adapter: [scripted_llm]"):
+        (agents.user / "config.yaml").write_text(text)
+        refused = await agents.call("thread", action="start", item_id="study")
+        assert refused.content["code"] == "invalid_manifest", refused.content
+    (agents.user / "config.yaml").write_text("provider_adapter: scripted_llm\nauth_mode: local")
+    checks: Any = (await agents.read("doctor"))["checks"]
+    (found,) = (one for one in checks if one["check"] == "config.yaml")
+    assert (found["status"], found["detail"]) == ("warning", "auth_mode has no effect")

@@ -9,6 +9,8 @@ import pytest
 from tests.kernel.threads.conftest import ALL_TOOLS, Agents
 from tests.plugins.scripted_model import say, use
 
+from kiwi_mcp.kernel.provenance import chain_digest
+
 pytestmark = pytest.mark.usefixtures("loopback")
 KEPT_NOTE = "echo once >> note.txt; echo '{}'"
 
@@ -137,3 +139,21 @@ async def test_a_thread_may_not_start_what_its_directive_does_not_let_it_spawn(a
     events = await agents.events(done["thread_id"])
     (result,) = [event for event in events if event["kind"] == "result"]
     assert result["status"] == "not_permitted", result
+
+
+async def test_a_changed_directive_is_a_changed_thread_in_plan_chain_and_lock(agents: Agents) -> None:
+    agents.directive("study")
+    thread_item(agents, "student", "study")
+    await agents.sign("study", "student")
+    catalog = agents.kernel.catalog()
+    digests = [chain_digest(catalog.resolve("student"))]
+    plans = [(await agents.read("execute", item_id="student", dry_run=True))["plan"]]
+    agents.directive("study", limits="<limits><turns>3</turns></limits>")
+    await agents.sign("study")
+    digests.append(chain_digest(catalog.resolve("student")))
+    plans.append((await agents.read("execute", item_id="student", dry_run=True))["plan"])
+    assert digests[0] != digests[1]
+    assert plans[0] != plans[1]
+    refused = await agents.call("execute", item_id="student", frozen=True)
+    assert refused.content["code"] == "lock_mismatch", refused.content
+    assert agents.model.requests == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from contextlib import closing
@@ -121,3 +122,58 @@ async def test_a_waiting_thread_can_be_cancelled(agents: Agents) -> None:
     assert (done.content["status"], done.content["finish_reason"]) == ("cancelled", "cancelled")
     verified = await agents.call("thread", action="verify", thread_id=waiting["thread_id"])
     assert verified.content["valid"] is True, verified.content
+
+
+async def test_a_running_thread_takes_messages_and_can_be_paused(agents: Agents) -> None:
+    agents.directive("study")
+    await agents.sign("study")
+    loop = asyncio.get_running_loop()
+    commands = [{"action": "inject", "message": "Also look at emus."}, {"action": "pause"}]
+
+    async def command() -> None:
+        thread_id = (await agents.read("thread", action="list"))["threads"][0]["thread_id"]
+        answer = await agents.kernel.call("thread", {**commands.pop(0), "thread_id": thread_id})
+        assert answer.content["status"] == "running", answer.content
+
+    def interrupt(_: object) -> None:
+        if commands:
+            asyncio.run_coroutine_threadsafe(command(), loop).result(20)
+
+    agents.model.on_request = interrupt
+    agents.model.will(say("Kiwis."), use("help", topic="tool"), say("Both."))
+    paused = await agents.start("study")
+    assert paused["status"] == "paused", paused
+    roles = [one["role"] for one in agents.model.requests[1].json["messages"]]
+    assert roles == ["system", "user", "assistant", "user"]
+    assert "emus" in json.dumps(agents.model.requests[1].json["messages"][-1])
+    done = (await agents.call("thread", action="resume", thread_id=paused["thread_id"], wait=True)).content
+    assert (done["status"], done["result"]) == ("completed", "Both."), done
+    assert (await agents.read("thread", action="verify", thread_id=paused["thread_id"]))["valid"] is True
+
+
+async def test_a_tree_is_cancelled_from_any_of_its_threads_and_can_be_erased(agents: Agents) -> None:
+    agents.directive("lead")
+    agents.directive("study")
+    await agents.sign("lead", "study")
+    agents.model.will_by_text(
+        {
+            "Look into one.": [use("ask", question="Which?")],
+            "Look into kiwis.": [use("spawn", item="study", inputs={"topic": "one"}), use("wait")],
+        }
+    )
+    waiting = await agents.start("lead")
+    child, root = (await agents.read("thread", action="list"))["threads"]
+    refused = await agents.call("thread", action="erase", thread_id=root["thread_id"])
+    assert refused.content["code"] == "conflict"
+    paused = await agents.read("thread", action="pause", thread_id=child["thread_id"])
+    assert (paused["status"], waiting["status"]) == ("paused", "waiting")
+    cancelled = await agents.read("thread", action="cancel", thread_id=child["thread_id"], tree=True)
+    assert (cancelled["thread_id"], cancelled["status"]) == (root["thread_id"], "cancelled")
+    assert (await agents.read("thread", action="show", thread_id=child["thread_id"]))["status"] == "cancelled"
+    transcript = agents.project / cancelled["transcript_path"]
+    assert transcript.is_file()
+    await agents.call("thread", action="erase", thread_id=root["thread_id"])
+    shown = await agents.read("thread", action="show", thread_id=root["thread_id"])
+    assert not transcript.exists()
+    assert all(event.keys() == {"seq", "at", "kind"} for event in shown["events"])
+    assert (await agents.read("thread", action="verify", thread_id=root["thread_id"]))["valid"] is True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from kiwi_mcp.domain.errors import InvalidArguments, InvalidManifest, IsolationU
 from kiwi_mcp.domain.isolation import Level, SandboxProfile, strictest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain, Tool
-from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, compact, text_of
+from kiwi_mcp.domain.json import Json, JsonObject, as_object, compact, text_of
 from kiwi_mcp.domain.outcome import Logs, Outcome, Report
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
@@ -134,12 +135,20 @@ class Process:
         except IsolationUnavailable as refused:
             provenance = plan.profile.provenance if plan.profile else "unknown"
             raise with_remedy(refused, provenance, chain.tool) from None
+        tool_files, runtime_files = frame.facts["tool.files"], frame.facts["runtime.files"]
         try:
-            homes = await _prepare(plan, frame, caller.report)
+            environment = await _install(plan, frame, caller.report) if "environment" in plan.facts else _NO_PACKAGES
+            have_snapshot(chain.tool, tool_files, linked=environment.linked)
+            have_snapshot(chain.executor, runtime_files)
+            if "build" in plan.facts:
+                seen = (tool_files, runtime_files, *filter(None, [environment.folder]))
+                build = SandboxProfile(install_level(profile.level), readable=seen)
+                await make_build(Build.from_json(as_object(plan.facts["build"])), build, space, caller.report)
         except OSError as fault:
             raise _unwritable(space, fault) from fault
         result = await sandbox.run(plan.spec, secrets=secrets, report=caller.report)
-        outcome = outcome_of(chain.tool.id, as_text(plan.facts.get("result_from")), homes, plan.spec, result)
+        homes = {tool_files: str(chain.tool.origin.root), runtime_files: str(chain.executor.origin.root)}
+        outcome = outcome_of(chain.tool.id, frame.words.result_from, homes, plan.spec, result)
         if outcome.status == "error" and sandbox.profile.level in {"sandboxed", "restricted"}:
             outcome = _with_needs(outcome)
         return sandbox.tell(outcome, frame.asked)
@@ -171,13 +180,13 @@ class Frame(Struct, frozen=True):
     """Where programs are looked for."""
 
 
-_frames: OrderedDict[tuple[int, str], Frame] = OrderedDict()
+_frames: OrderedDict[tuple[int, str | None], Frame] = OrderedDict()
 _FRAMES_KEPT = 512
 
 
 def frame_of(chain: Chain, space: Space) -> Frame:
     """Return the frame of a chain, made once for as long as the catalog gives the same chain."""
-    key = (id(chain), search_path())
+    key = (id(chain), os.environ.get("PATH"))
     known = _frames.get(key)
     if known is None or known.chain is not chain or known.space != space:
         known = _frames[key] = _make_frame(chain, space)
@@ -213,28 +222,19 @@ def _make_frame(chain: Chain, space: Space) -> Frame:
     )
 
 
-async def _prepare(plan: Plan, frame: Frame, report: Report) -> Mapping[str, str]:
-    """Make what the plan needs, and return where each folder the process sees has its author's files."""
-    chain, space, facts = frame.chain, frame.space, frame.facts
-    environment, held = _NO_PACKAGES, plan.profile.level if plan.profile else strictest(())
-    manager = frame.words.manager
-    if "environment" in plan.facts and manager:
-        environment = Environment.from_json(as_object(plan.facts["environment"]))
-        installer = Installer(space, install_level(held), report)
-        if not manager.is_shipped:
-            # Its commands are those of the runtime's author: they run at its level, with its provenance.
-            assert plan.profile is not None  # noqa: S101 - the plan of a process has one
-            installer = Installer(space, plan.profile.level, report, plan.profile.provenance, is_shipped=False)
-        await PackageManager(manager, chain.executor).make(environment, chain.tool, installer)
-    tool_files, runtime_files = facts["tool.files"], facts["runtime.files"]
-    have_snapshot(chain.tool, tool_files, linked=environment.linked)
-    have_snapshot(chain.executor, runtime_files)
-    if "build" in plan.facts:
-        build = as_object(plan.facts["build"])
-        seen = (facts["tool.files"], facts["runtime.files"], *filter(None, [environment.folder]))
-        profile = SandboxProfile(install_level(held), readable=seen)
-        await make_build(Build.from_json(build), profile, space, report)
-    return {tool_files: str(chain.tool.origin.root), runtime_files: str(chain.executor.origin.root)}
+async def _install(plan: Plan, frame: Frame, report: Report) -> Environment:
+    """Install the packages that the plan names, and return where they are."""
+    manager, profile = frame.words.manager, plan.profile
+    if manager is None:
+        return _NO_PACKAGES
+    environment = Environment.from_json(as_object(plan.facts["environment"]))
+    installer = Installer(frame.space, install_level(profile.level if profile else strictest(())), report)
+    if not manager.is_shipped:
+        # Its commands are those of the runtime's author: they run at its level, with its provenance.
+        assert profile is not None  # noqa: S101 - the plan of a process has one
+        installer = Installer(frame.space, profile.level, report, profile.provenance, is_shipped=False)
+    await PackageManager(manager, frame.chain.executor).make(environment, frame.chain.tool, installer)
+    return environment
 
 
 def _unwritable(space: Space, fault: OSError) -> Unavailable:
@@ -335,6 +335,7 @@ def outcome_of(
     tool_id: str, result_from: str, homes: Mapping[str, str], spec: ProcessSpec, process: ProcessResult
 ) -> Outcome:
     """Return what happened; `homes` are the real folders that the folder names in its output stand for."""
+    what, result = "", ParsedOutput(None)
     try:
         if process.stopped:
             what = f"{process.stopped}, and was stopped"
@@ -344,19 +345,28 @@ def outcome_of(
             what = _ending(process)
         elif process.is_result_truncated:
             what = f"gave a result of more than {spec.result_limit:,} bytes"
-        else:
-            result = _result(process, result_from)
-            is_stdout_shown = bool(process.result) or result_from == "channel"
-            return Outcome(
-                "success",
-                result.value,
-                logs=_logs(process, homes, is_stdout_shown=is_stdout_shown),
-                exit_code=0,
-                details={"replaced_characters": True} if result.is_repaired else {},
-            )
+        elif process.result or result_from == "json_stdout":
+            result = parse(process.result or process.stdout)
+        elif result_from != "channel":
+            result = json_or_text(process.stdout)
     except NotJsonOutput as fault:
         what = f"gave a result that is not JSON: {fault}"
-    logs = _logs(process, homes, is_stdout_shown=True)
+    # Text that names the author's files, not the copies that ran; without what is the result already.
+    is_stdout_shown = bool(what or process.result) or result_from == "channel"
+    stdout = process.stdout.decode("utf-8", errors="replace") if is_stdout_shown else ""
+    stderr = process.stderr.decode("utf-8", errors="replace")
+    for folder, home in homes.items():
+        stdout, stderr = stdout.replace(folder, home), stderr.replace(folder, home)
+    logs = Logs(
+        stdout=stdout,
+        stderr=stderr,
+        stdout_bytes=process.stdout_bytes,
+        stderr_bytes=process.stderr_bytes,
+        is_truncated=process.is_truncated,
+    )
+    if not what:
+        details = {"replaced_characters": True} if result.is_repaired else {}
+        return Outcome("success", result.value, logs=logs, exit_code=0, details=details)
     status: Literal["error", "timeout"] = "timeout" if process.timed_out and not process.stopped else "error"
     last = _last_line(logs.stderr)
     return Outcome(
@@ -366,34 +376,6 @@ def outcome_of(
         logs=logs,
         exit_code=process.exit_code,
         details={"signal": _signal(process.signal)} if process.signal else {},
-    )
-
-
-def _result(process: ProcessResult, result_from: str) -> ParsedOutput:
-    """Return the result: from the channel where anything came through it, else as the runtime says."""
-    if process.result:
-        return parse(process.result)
-    match result_from:
-        case "channel":
-            return ParsedOutput(None)
-        case "json_stdout":
-            return parse(process.stdout)
-        case _:
-            return json_or_text(process.stdout)
-
-
-def _logs(process: ProcessResult, homes: Mapping[str, str], *, is_stdout_shown: bool) -> Logs:
-    """Return the output as text that names the author's files, not the copies that ran."""
-    stdout = process.stdout.decode("utf-8", errors="replace") if is_stdout_shown else ""
-    stderr = process.stderr.decode("utf-8", errors="replace")
-    for folder, home in homes.items():
-        stdout, stderr = stdout.replace(folder, home), stderr.replace(folder, home)
-    return Logs(
-        stdout=stdout,
-        stderr=stderr,
-        stdout_bytes=process.stdout_bytes,
-        stderr_bytes=process.stderr_bytes,
-        is_truncated=process.is_truncated,
     )
 
 

@@ -75,22 +75,17 @@ def _publish(fresh: Path, folder: Path, tool: Tool) -> None:
 
 
 def _is_exact(tool: Tool, folder: str) -> bool:
-    for file in tool.files:
-        if _hash(f"{folder}/{file.path}") != file.sha256:
-            return False
-    return bool(tool.files) or os.path.isdir(folder)  # noqa: PTH112 - on the way of every run
-
-
-def _hash(path: str) -> str:
     try:
-        state = os.lstat(path)
-        if not S_ISREG(state.st_mode):
-            return ""
-        key = (path, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-        if key not in _verified:
-            _verified[key] = sha256(Path(path).read_bytes()).hexdigest()
-            if len(_verified) > _REMEMBERED:
-                _verified.popitem(last=False)
-        return _verified[key]
+        for file in tool.files:
+            path = f"{folder}/{file.path}"
+            state = os.lstat(path)
+            key = (path, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+            if key not in _verified and S_ISREG(state.st_mode):
+                _verified[key] = sha256(Path(path).read_bytes()).hexdigest()
+                if len(_verified) > _REMEMBERED:
+                    _verified.popitem(last=False)
+            if _verified.get(key) != file.sha256:
+                return False
     except OSError:
-        return ""
+        return False
+    return bool(tool.files) or os.path.isdir(folder)  # noqa: PTH112 - on the way of every run

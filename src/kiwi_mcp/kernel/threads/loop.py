@@ -138,7 +138,7 @@ async def model_failed(work: ThreadWork, error: KiwiError) -> Step:
 
 async def finish_turn(work: ThreadWork) -> Step:
     """End the turn of a model that called nothing."""
-    if work.start.return_schema is None:
+    if not work.start.outputs:
         step = await pass_hooks(work, "after_complete")
         return step or await end(work, "completed", "stop", result=work.state.text)
     if work.state.nudges:

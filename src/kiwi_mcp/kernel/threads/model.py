@@ -42,9 +42,11 @@ class ModelRefused(Exception):
 
 async def ask_model(work: ThreadWork) -> None:
     """Make one request to the model and append its reply."""
+    asked_at = work.state.seq
     prompt, reservation = await _reserve(work, work.prompt, work.input_bound())
     reply = await _send(work, bind_request(prompt, work.conversation, work.provider), reservation, work.stream)
     body: JsonObject = {"parts": to_builtins(reply.parts), "stop": reply.stop, "model": reply.model}
+    body = {**body, "asked_at": asked_at}
     await _append(work, reply, reservation, NewEvent("model", body), ThreadChanges(turns=1))
 
 

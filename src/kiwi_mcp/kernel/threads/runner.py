@@ -26,7 +26,7 @@ from kiwi_mcp.kernel.threads.loop import advance, stop_turn
 from kiwi_mcp.kernel.threads.rates import RequestRates
 from kiwi_mcp.kernel.threads.start import StartRequest, inherited_hooks, new_thread, unsigned_items
 from kiwi_mcp.kernel.threads.state import PromptStart, rebuild
-from kiwi_mcp.kernel.threads.steps import End, Step, Wait, end
+from kiwi_mcp.kernel.threads.steps import End, Step, Wait, end, pause
 from kiwi_mcp.kernel.threads.work import ThreadStores, ThreadWork
 from kiwi_mcp.store.threads import STALE_MS, ThreadFilter
 
@@ -160,6 +160,21 @@ class ThreadRunner:
             taken = await self._take(thread.id)
             await self._stores.do(partial(threads.append, taken, events, changes))
             await self._stores.do(partial(threads.release, taken))
+
+    async def inject(self, thread: Thread, message: str) -> None:
+        """Append a message to the journal of a thread, whichever process runs it."""
+        if thread.is_ended:
+            raise ThreadEnded(thread.id, thread.status)
+        threads, event = self._stores.threads, NewEvent("injected", {"text": message})
+        await self._stores.do(lambda: threads.append(threads.get(thread.id), [event]))
+
+    async def pause(self, thread: Thread) -> None:
+        """Pause a thread: at once where no process runs it, else before its next step."""
+        await self._stores.do(partial(self._stores.threads.command, thread.id, "pause"))
+        with suppress(ThreadTaken):
+            taken = await self._take(thread.id)
+            await pause(ThreadWork(self._services, self._stores, self, taken, NO_CALLER, unobserved))
+            await self._stores.do(partial(self._stores.threads.release, taken))
 
     async def due(self) -> tuple[list[Thread], list[Thread]]:
         """Return the threads that no process runs and that can continue, and those that a process runs."""

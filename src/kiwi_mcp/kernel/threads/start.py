@@ -17,14 +17,12 @@ from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.references import loader, text_item
 from kiwi_mcp.domain.calls import STRANGER, Caller, Principal, Served
 from kiwi_mcp.domain.errors import (
-    InvalidManifest,
     InvalidRequest,
     NotCallable,
     NotFound,
     PolicyDenied,
 )
 from kiwi_mcp.domain.grants import Deny, Grant, ResourceKind, Rules
-from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, text_of
 from kiwi_mcp.domain.messages import ToolDefinition
@@ -35,6 +33,7 @@ from kiwi_mcp.drivers.llm.provider import choose_model
 from kiwi_mcp.kernel.context import Context, VerbContext
 from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.kernel.provenance import Provenances
+from kiwi_mcp.kernel.settings import environment
 from kiwi_mcp.kernel.threads.state import PromptStart
 from kiwi_mcp.kernel.tool_names import description_of
 from kiwi_mcp.kernel.verbs import BY_NAME
@@ -55,7 +54,6 @@ from kiwi_mcp.store.runs import new_run
 THREAD_TOOLS = ("return", "ask", "spawn", "wait")
 _OWN_VERBS = tuple(f"thread_tools.{name}" for name in THREAD_TOOLS)
 _OWN_ITEMS = tuple(f"builtin/kiwi/{name}@*" for name in THREAD_TOOLS)
-_ENVIRONMENT = ("memory_root", "provider_adapter", "auth_mode", "tool_sources")
 _EMPTY: dict[str, Json] = {"type": "object", "properties": {}}
 """What every schema of a tool begins with: some providers refuse one without properties."""
 _UNSIGNED = frozenset({"model_written", "unknown"})
@@ -270,18 +268,6 @@ def provider_of(chain: Chain, model: str, catalog: Catalog) -> tuple[Chain, str]
     return catalog.resolve(chosen or chain.executor.identity), model
 
 
-def environment(user: Path) -> JsonObject:
-    """Return the owner's `config.yaml`; an unknown key is an error."""
-    path = user / "config.yaml"
-    if not path.is_file():
-        return {}
-    found = as_object(read_yaml(path.read_text(encoding="utf-8"), what=path.name).value)
-    if unknown := [key for key in found if key not in _ENVIRONMENT]:
-        fix = f"{did_you_mean(unknown[0], _ENVIRONMENT)}Use: {', '.join(_ENVIRONMENT)}."
-        raise InvalidManifest("The owner's config.yaml", [Issue(unknown[0], "is not a known key", fix)])
-    return found
-
-
 def inherited_hooks(parent: PromptStart | None) -> tuple[Hook, ...]:
     """Return the hooks of a thread that its children have too, so that no step escapes them by being a child's."""
     found = [one for one in parent.hooks if "before_step" in one.events] if parent else []
@@ -456,7 +442,7 @@ def prompt_start(
         provider=provider.tool.identity,
         model=model,
         tier=program.model.tier,
-        return_schema=schema,
+        outputs=program.outputs,
         checkpoint=program.git_checkpoint,
         hooks=program.hooks,
     )

@@ -44,8 +44,8 @@ class PromptStart(Struct, frozen=True):
     tier: str = ""
     max_output: int = 0
     """The most tokens of one reply; 0 leaves it to the model."""
-    return_schema: JsonObject | None = None
-    """The schema of the declared outputs; with one, the thread must end with `return`."""
+    outputs: JsonObject = {}
+    """The outputs that the directive declares; with some, the thread must end with `return`."""
     checkpoint: str = ""
     """When a call of this thread that changes files gets a checkpoint: `auto` for each, `disabled` for none."""
     hooks: tuple[Hook, ...] = ()
@@ -73,6 +73,8 @@ class ThreadState(Struct):
     """The calls that have begun to change or send something."""
     later: list[str] = field(default_factory=list)
     """Messages that arrived while calls were under way."""
+    unanswered: list[tuple[int, str]] = field(default_factory=list)
+    """Messages since the last reply, each with the number of its event."""
     loaded: list[ToolDefinition] = field(default_factory=list)
     """Definitions that were added while the thread ran; only a provider with `tools: grow` has any."""
     loaded_targets: dict[str, str] = field(default_factory=dict)
@@ -116,6 +118,8 @@ class ThreadState(Struct):
     returned: JsonObject | None = None
     model_seq: int = 0
     """The number of the event with the last reply."""
+    seq: int = 0
+    """The number of the last event."""
     active_ms: int = 0
     """For how long the thread has worked; the time that it waited does not count."""
     last_at: int = 0
@@ -127,7 +131,7 @@ class ThreadState(Struct):
         body = event.body
         if not self.is_idle and event.kind != "resumed":
             self.active_ms += event.at - self.last_at
-        self.last_at, self.is_idle = event.at, event.kind == "asked"
+        self.seq, self.last_at, self.is_idle = event.seq, event.at, event.kind == "asked"
         match event.kind:
             case "prompt":
                 self.start = msgspec.convert(body, PromptStart)
@@ -141,6 +145,8 @@ class ThreadState(Struct):
             case "injected":
                 self.stop = ""
                 self.nudges += 1 if body.get("is_nudge") else 0
+                if not self.pending:
+                    self.unanswered.append((event.seq, as_text(body.get("text"))))
                 self._say(as_text(body.get("text")))
             case "loaded":
                 tool = msgspec.convert(as_object(body.get("tool")), ToolDefinition)
@@ -187,6 +193,11 @@ class ThreadState(Struct):
         parts = tuple(msgspec.convert(part, MessagePart) for part in as_list(event.body.get("parts")))
         usage = msgspec.convert(as_object(event.body.get("usage")), TokenUsage)
         calls = [part for part in parts if isinstance(part, ToolCallPart)]
+        # A message that came while the model was asked follows its reply.
+        asked_at = event.body.get("asked_at")
+        late = [text for seq, text in self.unanswered if isinstance(asked_at, int) and seq > asked_at]
+        self.messages = self.messages[: len(self.messages) - len(late)]
+        self.unanswered.clear()
         if parts:
             self._add(Message("assistant", parts))
         if usage.total:  # a reply that was stopped has no count
@@ -204,6 +215,9 @@ class ThreadState(Struct):
         self.stop, self.model_seq = as_text(event.body.get("stop")), event.seq
         self.breaks = self.breaks + 1 if self.stop == "broken" and not calls else 0
         self.text = "".join(part.text for part in parts if isinstance(part, TextPart)) or self.text
+        for text in late:
+            self.stop = ""
+            self._say(text)
 
     def _fold_result(self, result: ToolResultPart, body: JsonObject) -> None:
         if result.id not in self.pending:

@@ -54,8 +54,6 @@ T = TypeVar("T")
 CONTINUE, STOP, START = "continue", "stop", "start"
 QUESTION_LIFETIME_MS = 7 * 86_400_000
 _LOOKED_AT = 1_000
-_STARTING = ("thread", "directive")
-"""The types of items that start a thread."""
 _TURN_SECONDS, _TURN_POLL = 600.0, 0.02
 """How long a call waits for others that change the same project, and how often it looks."""
 _DELTA_SECONDS = 0.1
@@ -245,7 +243,8 @@ class ThreadWork:
             manifest = self.catalog.find(as_text(payload.get("item_id"))).manifest
         except KiwiError:  # the call itself says why
             manifest = None
-        if manifest is None or not manifest.mutates_state or manifest.tool_type in _STARTING:
+        is_tool = manifest and not manifest.config.get("directive") and payload.get("mode") != "thread"
+        if manifest is None or not manifest.mutates_state or not is_tool:
             yield
             return
         name = sha256(str(self.catalog.space.project).encode()).hexdigest()[:32]

@@ -105,8 +105,9 @@ VERBS: tuple[VerbFamily, ...] = (
         name="thread",
         verbs={
             **dict.fromkeys(
-                ("list", "start", "show", "watch", "answer", "resume", "cancel", "costs", "verify", "export"), "thread"
+                ("list", "start", "show", "watch", "answer", "inject", "pause", "resume", "cancel", "costs"), "thread"
             ),
+            **dict.fromkeys(("verify", "export", "erase"), "thread"),
             **dict.fromkeys(("record", "replay", "eval"), "thread_replay"),
         },
         description="Threads: directives that a model executes, with rights and limits of their own.",
@@ -224,12 +225,6 @@ def find_verb(name: str, payload: JsonObject) -> Verb | None:
     if not isinstance(action, str) or action not in family.verbs:
         return None
     return DECLARED.get((name, action)) or load_verb(name, action)
-
-
-def is_loaded(name: str) -> bool:
-    """Whether the verbs of a word can be called at once; other modules take a moment, and are imported in a thread."""
-    family = BY_NAME.get(name)
-    return family is None or not family.imports_numpy or (name,) in DECLARED
 
 
 def load_verb(name: str, action: str) -> Verb:

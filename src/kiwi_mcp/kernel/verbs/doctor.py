@@ -27,7 +27,7 @@ from kiwi_mcp.drivers.environments.server_package import server_package
 from kiwi_mcp.drivers.sandboxed import known_standings, standings
 from kiwi_mcp.kernel.context import Services, VerbContext
 from kiwi_mcp.kernel.permission import ItemVisibility
-from kiwi_mcp.kernel.settings import named_half, search_mode
+from kiwi_mcp.kernel.settings import ENVIRONMENT_FILE, UNUSED_SETTINGS, environment, named_half, search_mode
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.kernel.token_meter import context_report
 from kiwi_mcp.kernel.verb import ANYONE, AnyJson, Data, ProjectRequest, Response, ViewItem, verb
@@ -162,6 +162,7 @@ def examine(
         *_folders(space),
         *_cache(space.cache),
         *_policy(space.user),
+        *_environment(space.user),
         *_deployment(catalog),
         *_preferences(space.user, offers),
         *_context(context),
@@ -241,6 +242,17 @@ def _policy(user: Path) -> Iterator[JsonObject]:
     yield _check(
         "policy", f"{user / FILE_NAME}: hosts: {granted}; denied items: {', '.join(grant.items.deny) or 'none'}"
     )
+
+
+def _environment(user: Path) -> Iterator[JsonObject]:
+    try:
+        found = environment(user)
+    except KiwiError as error:
+        yield _check(ENVIRONMENT_FILE, error.message, status="problem", fix=_fix(error))
+        return
+    if unused := [name for name in found if name in UNUSED_SETTINGS]:
+        fix = f"Leave out {', '.join(unused)}: this version of Kiwi does not use it."
+        yield _check(ENVIRONMENT_FILE, f"{', '.join(unused)} has no effect", status="warning", fix=fix)
 
 
 def _secrets(user: Path) -> Iterator[JsonObject]:

@@ -219,6 +219,11 @@ def _page(request: LoadRequest, catalog: Catalog, context: VerbContext) -> JsonO
     """Return a page of a result. The owner reads all results; other callers read only those of their own runs."""
     services, caller, user = context.services, context.caller, catalog.space.user
     home = outputs_home(catalog.space.project_ai, user)
+
+    def check(run_id: str) -> None:
+        if caller.name:
+            services.runs(caller).get(run_id)
+
     read = partial(
         read_page,
         handle=request.item_id,
@@ -226,7 +231,7 @@ def _page(request: LoadRequest, catalog: Catalog, context: VerbContext) -> JsonO
         length=request.length,
         grep=request.grep or "",
         stored=lambda run_id: services.runs(caller).result(run_id),
-        check=services.runs(caller).get if caller.name else None,
+        check=check,
     )
     try:
         return read(home)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import Call
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
-from kiwi_mcp.domain.outcome import Outcome, Status
+from kiwi_mcp.domain.outcome import Status
 from kiwi_mcp.kernel.approvals import ApprovalGate
 from kiwi_mcp.kernel.context import Context, VerbContext
 from kiwi_mcp.kernel.mcp_servers import McpServers
@@ -70,7 +70,7 @@ class CallRequest(ItemRequest, frozen=True, kw_only=True):
         """Return the call in a project."""
         return Call(
             self.item_id,
-            context.space,
+            context.catalog.space,
             self.parameters,
             is_frozen=self.frozen,
             item_type=self.of_type,
@@ -165,7 +165,9 @@ async def run(request: RunRequest, context: VerbContext) -> Answer:
     """Run a tool with its parameters."""
     services = context.services
     catalog = services.catalogs.for_item(request.item_id, request.project_path)
-    call_context = services.context(context.caller, catalog)
+    call_context = Context(
+        services, context.caller, catalog, context.rights, is_owner=services.is_owner(context.caller)
+    )
     warnings = _taken(context.strays, request.call(call_context), call_context) if context.strays else ()
     if request.dry_run:
         answer = await _plan(request, call_context)
@@ -217,7 +219,7 @@ async def _as_thread(request: RunRequest, context: VerbContext) -> Answer:
 async def _plan(request: RunRequest, context: Context) -> Answer:
     """Return what a call would do: the plan, judged by every rule, and nothing done."""
     planned = plan_call(request.call(context), context)
-    gate = ApprovalGate(context, planned.call)
+    gate = ApprovalGate(context)
     return Answer(
         {
             "tool_id": planned.chain.tool.id,
@@ -226,16 +228,14 @@ async def _plan(request: RunRequest, context: Context) -> Answer:
             "plan": planned.plan.to_json(),
             "plan_digest": planned.digest,
             "approval": await asyncio.to_thread(gate.preview, planned),
-            **_warnings(planned),
+            **({"warnings": list(planned.warnings)} if planned.warnings else {}),
         }
     )
 
 
 def _answer(run: Run, request: RunRequest, context: Context) -> Answer:
     """Return the answer to a call that was made, whether or not the tool did what it was asked."""
-    if run.outcome.is_success:
-        _note_use(run, context)
-    outcome, tool = run.outcome, run.chain.tool
+    services, outcome, tool, warnings = context.services, run.outcome, run.chain.tool, run.warnings
     response: dict[str, Json] = {
         "tool_id": tool.id,
         "action": "run",
@@ -246,14 +246,22 @@ def _answer(run: Run, request: RunRequest, context: Context) -> Answer:
         "run_id": run.id if run.is_recorded else None,
         "identity": tool.identity,
         "integrity": tool.integrity,
-        **_warnings(run),
+        **({"warnings": list(warnings)} if warnings else {}),
         **({"checkpoint": run.checkpoint.summary} if run.checkpoint and run.checkpoint.summary else {}),
         **({"approval": run.approved_by.to_json()} if run.approved_by else {}),
-        **_details(outcome),
+        **outcome.details,
     }
+    if outcome.exit_code not in {None, 0}:
+        response["exit_code"] = outcome.exit_code
+    if logs := outcome.logs.to_json():
+        response["logs"] = logs
     if outcome.is_success:
+        # It was of use: for later searches, and for when its server is listed again.
+        if run.chain.server is not None:
+            services.one(McpServers).note_use(run.chain.server.tool.identity)
+        services.recall_log.add_use(tool.identity, run.call.space, context.caller, is_run=True)
         gives_instructions = tool.manifest.result_kind == "instructions"
-        is_instructions = gives_instructions and context.services.provenance.may_instruct(tool)
+        is_instructions = gives_instructions and services.provenance.may_instruct(tool)
         return Answer(response, passed=outcome.passed, is_instructions=is_instructions)
     code, title = _FAILURES[outcome.status]
     failure = {
@@ -264,24 +272,3 @@ def _answer(run: Run, request: RunRequest, context: Context) -> Answer:
         "suggestion": outcome.suggestion or "Check tool parameters and logic; the logs say what the tool printed.",
     }
     return Answer({**failure, **response}, is_error=True, exit_code=_EXIT_FAILED, passed=outcome.passed)
-
-
-def _note_use(run: Run, context: Context) -> None:
-    """Note that an item was of use: for later searches, and for when its server is listed again."""
-    services, chain = context.services, run.chain
-    if chain.server is not None:
-        services.one(McpServers).note_use(chain.server.tool.identity)
-    services.recall_log.add_use(chain.tool.identity, context.space, context.caller, is_run=True)
-
-
-def _details(outcome: Outcome) -> JsonObject:
-    response: dict[str, Json] = dict(outcome.details)
-    if outcome.exit_code not in {None, 0}:
-        response["exit_code"] = outcome.exit_code
-    if logs := outcome.logs.to_json():
-        response["logs"] = logs
-    return response
-
-
-def _warnings(run: Run) -> JsonObject:
-    return {"warnings": list(run.warnings)} if run.warnings else {}

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Annotated, cast, get_args
 
 from msgspec import UNSET, Meta, UnsetType, field, to_builtins
@@ -615,11 +616,42 @@ async def resume_thread(request: ThreadResumeRequest, context: VerbContext) -> T
     return await _shown(thread.id, context)
 
 
+class ThreadInjectRequest(ThreadIdRequest, frozen=True, kw_only=True):
+    """Which thread gets which message."""
+
+    message: Annotated[LongText, Argument("The message to the model.", "MESSAGE")]
+
+
+@verb("inject", group="thread", access=ANYONE, shows=_result_view)
+async def inject_message(request: ThreadInjectRequest, context: VerbContext) -> ThreadResponse:
+    """Give a thread a message, also while it runs: the next request to the model has it."""
+    thread = await _own_thread(request.thread_id, context)
+    await context.services.one(ThreadRunner).inject(thread, request.message)
+    await _continue(thread, context, is_waiting=False)
+    return await _shown(thread.id, context)
+
+
+@verb("pause", group="thread", access=ANYONE, shows=_result_view)
+async def pause_thread(request: ThreadIdRequest, context: VerbContext) -> ThreadResponse:
+    """Pause a thread before its next step, until the owner resumes it."""
+    thread = await _own_thread(request.thread_id, context)
+    await context.services.one(ThreadRunner).pause(thread)
+    return await _shown(thread.id, context)
+
+
+class ThreadCancelRequest(ThreadIdRequest, frozen=True, kw_only=True):
+    """Which thread to cancel."""
+
+    tree: Annotated[bool, Option("Cancel the whole tree of threads that it belongs to.")] = False
+
+
 @verb("cancel", group="thread", access=ANYONE, shows=_cancel_view)
-async def cancel_thread(request: ThreadIdRequest, context: VerbContext) -> ThreadResponse:
+async def cancel_thread(request: ThreadCancelRequest, context: VerbContext) -> ThreadResponse:
     """Cancel a thread and its children; what runs is stopped within seconds."""
     runner = context.services.one(ThreadRunner)
     thread = await _own_thread(request.thread_id, context)
+    if request.tree:
+        thread = await _own_thread(thread.root_id, context)
     await runner.cancel(thread)
     response = await _shown(thread.id, context)
     if response.status not in ENDED:  # the process that runs it stops it; where that one has died, a worker does
@@ -713,6 +745,17 @@ async def export_thread(request: ThreadExportRequest, context: VerbContext) -> T
     redactor = await _redactor(thread, context)
     lines = [*transcript_lines(events, request.format, redactor)]
     return ThreadExportResponse(thread_id=thread.id, format=request.format, lines=lines)
+
+
+@verb("erase", group="thread", access=OWNER, needs_receipt=True, shows=_result_view)
+async def erase_thread(request: ThreadIdRequest, context: VerbContext) -> ThreadResponse:
+    """Erase all texts of a thread that has ended, and its transcript; its hashes, times and costs stay."""
+    stores = _stores(context)
+    thread = await _own_thread(request.thread_id, context)
+    await stores.do(lambda: stores.threads.erase(thread.id, _now()))
+    if thread.project:
+        (Path(thread.project) / transcript_path(thread)).unlink(missing_ok=True)
+    return await _shown(thread.id, context)
 
 
 async def _redactor(thread: Thread, context: VerbContext) -> Redactor:

@@ -15,7 +15,7 @@ from kiwi_mcp.kernel.threads.start import StartRequest, lowered_limits
 from kiwi_mcp.kernel.threads.state import rebuild
 from kiwi_mcp.kernel.threads.work import ThreadStores, new_question, store_question
 from kiwi_mcp.kernel.verb import ANYONE, AnyJson, Request, Response, verb
-from kiwi_mcp.manifest.json_schema import faults
+from kiwi_mcp.manifest.program import return_faults
 from kiwi_mcp.store.threads import ThreadFilter
 
 _MOST_CHILDREN = 1_000
@@ -53,8 +53,8 @@ async def return_outputs(request: ThreadToolRequest, context: VerbContext) -> Th
     """End the calling thread with its outputs."""
     stores, thread = await _calling(context)
     state = rebuild(await stores.do(lambda: stores.threads.events(thread.id)))
-    schema = state.start.return_schema if state.start else None
-    if schema is not None and (found := tuple(faults(schema, request.arguments))):
+    declared = state.start.outputs if state.start else {}
+    if declared and (found := return_faults(declared, request.arguments)):
         raise InvalidArguments("return", found)
     await stores.do(lambda: stores.threads.append(thread, [NewEvent("returned", {"outputs": request.arguments})]))
     return ThreadToolResponse(status="returned")

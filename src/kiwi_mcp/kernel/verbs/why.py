@@ -64,7 +64,10 @@ def explain_rights(
         plan = bind()
     except KiwiError:
         return rows
-    return rows + [_row(kind, resource, verdicts) for kind, resource, verdicts in use_verdicts(plan, rights)]
+    uses: dict[tuple[str, str], list[Verdict]] = {}
+    for kind, resource, verdict in use_verdicts(plan, rights):
+        uses.setdefault((kind, resource), []).append(verdict)
+    return rows + [_row(kind, resource, verdicts) for (kind, resource), verdicts in uses.items()]
 
 
 def _items(chain: Chain, rights: Rights) -> Iterator[JsonObject]:
@@ -320,7 +323,7 @@ class _Question:
             "shadowed": list(chain.shadowed),
             "notes": [*chain.drift, *chain.notes, *_bounds(self._rights, process)],
             **_given(self._plan),
-            **_approval(ApprovalGate(self._context, self._call), self._plan),
+            **_approval(ApprovalGate(self._context), self._plan),
             "would_run": not reasons,
             "reasons": [reason for place, reason in enumerate(reasons) if reason not in reasons[:place]],
         }

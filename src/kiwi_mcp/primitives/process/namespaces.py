@@ -17,7 +17,7 @@ from threading import Lock
 from kiwi_mcp.domain.errors import IsolationUnavailable
 from kiwi_mcp.domain.process import PROXY, StartGate
 from kiwi_mcp.primitives.process import namespace_helper
-from kiwi_mcp.primitives.process.process_tree import Stamping, TreeMarker
+from kiwi_mcp.primitives.process.process_tree import TreeMarker, stamping
 from kiwi_mcp.primitives.process.spawn import abandon
 
 PATIENCE = 20.0
@@ -61,7 +61,7 @@ class _Helper:
             text = Path(namespace_helper.__file__).read_text(encoding="utf-8")
             argv = (sys.executable, "-I", "-S", "-c", text, str(number))
             # With a mark of its own it is never taken for what some run left behind.
-            with Stamping(TreeMarker.new()):
+            with stamping(TreeMarker.new()):
                 self._process = Popen(
                     argv,
                     cwd="/",

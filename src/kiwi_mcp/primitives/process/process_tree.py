@@ -7,8 +7,8 @@ import ctypes
 import os
 import resource
 import signal
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from time import monotonic
@@ -22,32 +22,29 @@ _SWEEP = 5.0
 _MOMENT = 0.05
 _ROUNDS = 100
 _SET_CHILD_SUBREAPER = 36
-# Only realtime processes are bound by this limit, and the numbers are days, so it is free to carry a stamp.
-_STAMPED = resource.RLIMIT_RTTIME
+STAMPED = resource.RLIMIT_RTTIME
+"""The limit that carries the stamp: only realtime processes are bound by it, and the numbers are days."""
 _libc = ctypes.CDLL(None)
 _lock = Lock()
+_adopting: set[object] = set()
+"""The blocks in which orphans become Kiwi's children."""
 
 
-class Subreaper:
-    """Lets orphans of Kiwi's children become Kiwi's children within its blocks; blocks may overlap."""
-
-    def __init__(self) -> None:
-        self._blocks = 0
-
-    def __enter__(self) -> None:
+@contextmanager
+def adopting() -> Iterator[None]:
+    """Let orphans of Kiwi's children become Kiwi's children within the block; blocks may overlap."""
+    block = object()
+    with _lock:
+        if not _adopting:
+            _libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        _adopting.add(block)
+    try:
+        yield
+    finally:
         with _lock:
-            self._blocks += 1
-            if self._blocks == 1:
-                _libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-    def __exit__(self, *_: object) -> None:
-        with _lock:
-            self._blocks -= 1
-            if self._blocks == 0:
+            _adopting.remove(block)
+            if not _adopting:
                 _libc.prctl(_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
-
-
-adopting = Subreaper()
 
 
 class TreeMarker(Struct, frozen=True):
@@ -61,44 +58,28 @@ class TreeMarker(Struct, frozen=True):
         """Return a marker that no other run has. Inside another run, its name extends the name of that run."""
         outer = os.environ.get(MARK, "")
         own = os.urandom(8).hex()
-        ceiling = resource.getrlimit(_STAMPED)[1]
+        ceiling = resource.getrlimit(STAMPED)[1]
         top = 1 << 62 if ceiling == resource.RLIM_INFINITY else ceiling
         below = 1 + int.from_bytes(os.urandom(8)) % (min(top, 1 << 44) - 1)
         return cls(f"{outer}.{own}" if outer else own, top - below)
 
-    def seal(self, pid: int) -> None:
-        """Make the limits of a process that was started with the stamp ones that it cannot raise again."""
-        with suppress(OSError, ValueError):  # it has ended already, or it is another user's by now
-            resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
-            resource.prlimit(pid, _STAMPED, (self.stamp, self.stamp))
 
-
-class Stamping:
-    """Gives processes that are started within the block the stamp, and no core dumps, from their first instruction.
+@contextmanager
+def stamping(mark: TreeMarker) -> Iterator[None]:
+    """Give processes that are started within the block the stamp, and no core dumps, from their first instruction.
 
     A limit set on the child after its start may come too late: it can already have children. So Kiwi sets its own limit
     during the start, and only the soft one, which can be restored; one start at a time.
     """
-
-    def __init__(self, mark: TreeMarker) -> None:
-        self._stamp = mark.stamp
-
-    def __enter__(self) -> None:
-        _lock.acquire()
-        self._core, self._stamped = resource.getrlimit(resource.RLIMIT_CORE), resource.getrlimit(_STAMPED)
+    with _lock:
+        core, stamped = resource.getrlimit(resource.RLIMIT_CORE), resource.getrlimit(STAMPED)
         try:
-            resource.setrlimit(resource.RLIMIT_CORE, (0, self._core[1]))
-            resource.setrlimit(_STAMPED, (self._stamp, self._stamped[1]))
-        except BaseException:
-            self.__exit__()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            resource.setrlimit(resource.RLIMIT_CORE, self._core)
-            resource.setrlimit(_STAMPED, self._stamped)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, core[1]))
+            resource.setrlimit(STAMPED, (mark.stamp, stamped[1]))
+            yield
         finally:
-            _lock.release()
+            resource.setrlimit(resource.RLIMIT_CORE, core)
+            resource.setrlimit(STAMPED, stamped)
 
 
 class ProcessTree(Struct, frozen=True):
@@ -191,7 +172,7 @@ def _has_ended(pid: int) -> bool:
 
 def _stamps(pid: int) -> tuple[int, ...]:
     try:
-        return resource.prlimit(pid, _STAMPED)
+        return resource.prlimit(pid, STAMPED)
     except PermissionError:
         # The process now belongs to another user. Even root may lack the right to query its limits, but /proc shows
         # them.

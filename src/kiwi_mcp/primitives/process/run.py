@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.outcome import Progress, Report, silent
@@ -112,6 +112,7 @@ _AT_ONCE = 8
 Watch: TypeAlias = Callable[[], str]
 """Looks at what a process does, and says why it has to be stopped; nothing while it may go on."""
 _NOTHING: Mapping[str, str] = MappingProxyType({})
+_NO_SECRETS = Redactor(_NOTHING)
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
@@ -137,53 +138,50 @@ class ProcessResult(Struct, frozen=True):
     """Why the watch function stopped the process, or would have stopped it."""
 
 
-class Capture:
+class Capture(Struct):
     """The first and the last bytes of a stream, and how many there were in between.
 
     At both cuts, `margin` more bytes are stored, so that a secret across a cut can be recognised.
     """
 
-    def __init__(self, limit: int, margin: int = 0) -> None:
-        self.total = 0
-        self._limit = limit
-        self._margin = margin
-        self._head = bytearray()
-        self._tail = bytearray()
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether there was more than the limit."""
-        return self.total > self._limit
+    limit: int
+    margin: int = 0
+    total: int = 0
+    is_cut: bool = False
+    """Whether there was more than the limit."""
+    head: bytearray = field(default_factory=bytearray)
+    tail: bytearray = field(default_factory=bytearray)
 
     def add(self, data: bytes) -> None:
         """Take in more of the stream."""
         self.total += len(data)
-        room = self._limit + self._margin - len(self._head)
+        self.is_cut = self.total > self.limit
+        room = self.limit + self.margin - len(self.head)
         if room > 0:
-            self._head += data[:room]
+            self.head += data[:room]
             data = data[room:]
         if data:
-            self._tail += data
-            if len(self._tail) > 2 * self._reach:
-                del self._tail[: -self._reach]
+            self.tail += data
+            if len(self.tail) > 2 * self._reach:
+                del self.tail[: -self._reach]
 
     @property
     def _reach(self) -> int:
-        return self._limit // 2 + self._margin + 1
+        return self.limit // 2 + self.margin + 1
 
     def kept(self, clean: Callable[[bytes], bytes]) -> bytes:
         """Return the captured bytes, cleaned: all, or the first half, a line about the cut, and the last half."""
         if not self.is_cut:
-            return clean(bytes(self._head))
-        half = self._limit // 2
-        rest = (bytes(self._head) + bytes(self._tail))[-self._reach :]
-        first, last = clean(bytes(self._head))[:half], clean(rest)
+            return clean(bytes(self.head))
+        half = self.limit // 2
+        rest = (bytes(self.head) + bytes(self.tail))[-self._reach :]
+        first, last = clean(bytes(self.head))[:half], clean(rest)
         note = f"\n[{self.total - 2 * half} bytes left out]\n".encode()
         return first + note + (last[-half:] if half else b"")
 
     def first(self) -> bytes:
         """Return the beginning alone, up to the limit."""
-        return bytes(self._head[: self._limit])
+        return bytes(self.head[: self.limit])
 
 
 async def run(
@@ -204,10 +202,13 @@ async def run(
         if "${" in value:
             env[name] = reveal(value, secrets)
     program = locate(spec, env)
-    turns = await _turn()
+    loop = asyncio.get_running_loop()
+    if (turns := _turns.get(loop)) is None:
+        turns = _turns[loop] = asyncio.Semaphore(AT_ONCE)
+    await (_queued(turns) if turns.locked() else turns.acquire())
     try:
-        with adopting:
-            child = _Child(spec, program, env, Redactor(secrets), report, handover)
+        with adopting():
+            child = _Child(spec, program, env, Redactor(secrets) if secrets else _NO_SECRETS, report, handover)
             stopped = ""
             try:
                 if watch is None:
@@ -223,14 +224,8 @@ async def run(
         turns.release()
 
 
-async def _turn() -> asyncio.Semaphore:
-    """Wait for the turn of one more process; the caller releases the semaphore."""
-    loop = asyncio.get_running_loop()
-    if (turns := _turns.get(loop)) is None:
-        turns = _turns[loop] = asyncio.Semaphore(AT_ONCE)
-    if not turns.locked():
-        await turns.acquire()
-        return turns
+async def _queued(turns: asyncio.Semaphore) -> None:
+    """Wait until one process less runs."""
     try:
         async with asyncio.timeout(QUEUE):
             await turns.acquire()
@@ -239,7 +234,6 @@ async def _turn() -> asyncio.Semaphore:
             f"{AT_ONCE} processes are running, and none of them ended for {QUEUE:.0f} seconds.",
             suggestion="Try again later, or give the running tools a shorter timeout.",
         ) from fault
-    return turns
 
 
 class _Child:

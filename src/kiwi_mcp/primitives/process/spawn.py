@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import resource
 import shutil
 from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from subprocess import DEVNULL, Popen
 
@@ -15,7 +17,7 @@ from msgspec import Struct
 from kiwi_mcp.domain.errors import CommandMissing, InvalidRequest, KiwiError, TooLarge, Unavailable
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.domain.process import Handover
-from kiwi_mcp.primitives.process.process_tree import MARK, Stamping, TreeMarker
+from kiwi_mcp.primitives.process.process_tree import MARK, STAMPED, TreeMarker, stamping
 
 RESULT = "KIWI_RESULT"
 """The variable with the path of the result channel."""
@@ -81,7 +83,7 @@ def start(
                 os.fchown(end, handover.owner, -1)
         passed = (theirs[2],) if has_result else ()
         own = {RESULT: f"/dev/fd/{theirs[2]}", MARK: mark.name} if has_result else {MARK: mark.name}
-        with Stamping(mark):
+        with stamping(mark):
             process = handover.start(
                 lambda: Popen(
                     spec.argv,
@@ -109,7 +111,9 @@ def start(
     finally:
         for end in theirs:
             os.close(end)
-    mark.seal(process.pid)
+    with suppress(OSError, ValueError):  # it has ended already, or it is another user's by now
+        resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))  # limits that it cannot raise again
+        resource.prlimit(process.pid, STAMPED, (mark.stamp, mark.stamp))
     result = ours[2] if has_result else None
     return Started(process, handle, ours[-1] if has_input else None, ours[0], ours[1], result)
 

@@ -57,7 +57,7 @@ async def open_stdio(
     """
     env = {name: reveal(value, secrets) for name, value in spec.env.items()}
     response = replace(spec, argv=tuple(reveal(word, secrets) for word in spec.argv))
-    with adopting:
+    with adopting():
         peer = StdioProcess(response, env, Redactor(secrets), longest_line, handover)
         watching = asyncio.create_task(peer.stays_within(watch)) if watch is not None else None
         try:

@@ -55,14 +55,13 @@ def init(row: CommandRow, options: Options) -> int:
 
 def run(row: CommandRow, options: Options) -> int:
     """Run a tool, with its parameters read by its own schema; on a terminal, offer to sign a new file first."""
-    cli = CliSession(options)
-    request = {**request_of(row, options), "parameters": _parameters(cli, options)}
-    return session.run(_run(cli, row, request, options))
+    return session.run(_run(CliSession(options), row, options))
 
 
-async def _run(cli: CliSession, row: CommandRow, request: JsonObject, options: Options) -> int:
+async def _run(cli: CliSession, row: CommandRow, options: Options) -> int:
     questions, is_yes = owner_prompt(is_yes=bool(options.get("yes"))), bool(options.get("yes"))
     async with cli.opened() as kernel:
+        request = {**request_of(row, options), **_parameters(options, kernel)}
         if questions is not no_answers and not is_yes and not options.get("dry_run"):
             signed = await _offer_signature(cli, kernel, as_text(options["item_id"]), questions)
             if signed is not None and signed.is_error:
@@ -83,16 +82,21 @@ async def _offer_signature(cli: CliSession, kernel: Kernel, item: str, ask: Ask)
 
 def why(row: CommandRow, options: Options) -> int:
     """Explain a call, with its parameters read as those of a run."""
-    cli = CliSession(options)
-    return cli.tell(row, {**request_of(row, options), "parameters": _parameters(cli, options)})
+    return session.run(_why(CliSession(options), row, options))
 
 
-def _parameters(cli: CliSession, options: Options) -> JsonObject:
+async def _why(cli: CliSession, row: CommandRow, options: Options) -> int:
+    async with cli.opened() as kernel:
+        answer = await cli.send(kernel, "execute", {**request_of(row, options), **_parameters(options, kernel)})
+    return cli.show(answer, by_wire(row["wire"]))
+
+
+def _parameters(options: Options, kernel: Kernel) -> JsonObject:
     given = as_object(options.get("params", {}))
     if words := [as_text(word) for word in as_list(options.get("parameters"))]:
-        schema = cli.parameters_of(as_text(options["item_id"]), as_text(options.get("item_type")))
-        return {**given, **from_words(words, schema)}
-    return given
+        schema = kernel.parameters_of(as_text(options["item_id"]), as_text(options.get("item_type")) or None)
+        given = {**given, **from_words(words, schema)}
+    return {"parameters": given}
 
 
 def search(row: CommandRow, options: Options) -> int:
