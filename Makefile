@@ -8,7 +8,7 @@ export NODE_EXTRA_CA_CERTS ?= $(wildcard /etc/ssl/certs/ca-certificates.crt)
 # Some machines set this; without bytecode every worker would compile all tests again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup dist demo check test soak bench reference encoder lock clean
+.PHONY: setup dist demo check test docs soak bench reference encoder lock clean
 .NOTPARALLEL:
 
 setup:
@@ -31,6 +31,13 @@ check: setup
 test: check
 	@scripts/setup.sh --test
 	@pytest -q -n 3 -m "full and not soak"
+	@$(MAKE) --no-print-directory docs
+
+# The site is .cache/site/index.html. A page or a link that is missing ends the build.
+docs: setup
+	@scripts/setup.sh --docs
+	@mkdir -p .cache && python scripts/pictures.py
+	@NO_MKDOCS_2_WARNING=1 .venv/docs/mkdocs/bin/mkdocs build --strict 2>.cache/site.log || { cat .cache/site.log >&2; exit 1; }
 
 soak: setup
 	@scripts/setup.sh --test

@@ -32,10 +32,9 @@ from kiwi_mcp.kernel.threads.start import StartRequest, new_thread
 
 _FOLDER = Path(__file__).parent
 _PEERS = _FOLDER.parent / ".venv" / "bench" / "agents" / "bin" / "python"
-_SDKS = ("openai SDK", "anthropic SDK")
-_FRAMEWORKS = ("smolagents", "openai-agents", "langgraph", "pydantic-ai")
+_OTHERS = ("openai SDK", "anthropic SDK", "smolagents", "openai-agents", "langgraph", "pydantic-ai")
 _FEW = 100
-"""The most turns that the frameworks are measured with: what they do in a turn grows with the conversation."""
+"""The most turns that other loops are measured with: most of them need minutes for 1,000."""
 _KIWI = "Kiwi: journal, budget, recorded call"
 _ADDRESS = "127.0.0.1:9"
 _COUNTS = (10, 100, 1_000)
@@ -159,9 +158,7 @@ def measure_loops(counts: Sequence[int], rounds: int) -> dict[str, dict[int, flo
     few = [count for count in counts if count <= _FEW]
     clients = {_KIWI: ([sys.executable, str(_FOLDER / "agent_turns.py"), "--client"], counts)}
     if _PEERS.exists():
-        for name in (*_SDKS, *_FRAMEWORKS):
-            command = [str(_PEERS), str(_FOLDER / "agent_clients.py"), name]
-            clients[name] = (command, counts if name in _SDKS else few)
+        clients |= {name: ([str(_PEERS), str(_FOLDER / "agent_clients.py"), name], few) for name in _OTHERS}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in clients}
     with running_model() as address:
         for _ in range(rounds):

@@ -13,8 +13,9 @@ compile() {
 compile pyproject.toml requirements/build.in --group dev --output-file requirements/dev.txt
 compile requirements/node.in --output-file requirements/node.txt
 # Servers and clients that others wrote, which the full tests talk to; each has an environment of its own.
-# So have the gateways that the benchmarks compare Kiwi with, and the SDKs and servers of models.
-for other in requirements/mcp/*.in requirements/models/*.in requirements/bench/*.in; do
+# So have the gateways that the benchmarks compare Kiwi with, the SDKs and servers of models, and the
+# program that builds the site.
+for other in requirements/mcp/*.in requirements/models/*.in requirements/bench/*.in requirements/docs/*.in; do
   compile "$other" --output-file "${other%.in}.txt"
 done
 # The Inspector's web page is not used: package.json leaves out what builds it, which has parts for some machines only.

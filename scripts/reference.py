@@ -15,7 +15,8 @@ ERRORS_HEAD = """\
 # Errors
 
 Everything Kiwi refuses is answered with one object: `error`, `code`, `item_type`, `message`, `suggestion`, and details
-that belong to the code. Codes are stable. A tool that ran and failed is not among them: that is a result.
+that belong to the code. Codes are stable. A tool that ran and failed is not among them: that is a result, and
+the command exits with 1. A command line that is not understood exits with 2, Ctrl-C with 130.
 
 This page is made by `scripts/reference.py` from `domain/errors.py`.
 """

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv with Kiwi and its locked packages in it; with `--test` also what the full tests need,
-# and with `--bench` the programs that the benchmarks compare it with.
+# with `--bench` the programs that the benchmarks compare it with, and with `--docs` the one that builds the site.
 # Asks nothing, can be repeated, and does nothing where nothing changed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -118,11 +118,13 @@ install_others() { # install_others NAME FOLDER: what others wrote, as requireme
   wanted=$(cat "$locked"/* | sha256sum)
   [ "$(cat "$folder/.stamp" 2>/dev/null)" != "$wanted" ] || return 0
   say "installing what $locked lists"
-  npm=$(first_that works npm) || npm=$root/.venv/bin/npm
-  mkdir -p "$folder/npm"
-  cp "$locked/package.json" "$locked/package-lock.json" "$folder/npm/"
-  PATH=$root/.venv/bin:$PATH timeout 600 "$npm" ci --prefix "$folder/npm" --ignore-scripts --no-audit --no-fund --silent ||
-    fail "The npm packages could not be installed." "Is the npm registry reachable? Try again."
+  if [ -e "$locked/package.json" ]; then
+    npm=$(first_that works npm) || npm=$root/.venv/bin/npm
+    mkdir -p "$folder/npm"
+    cp "$locked/package.json" "$locked/package-lock.json" "$folder/npm/"
+    PATH=$root/.venv/bin:$PATH timeout 600 "$npm" ci --prefix "$folder/npm" --ignore-scripts --no-audit --no-fund --silent ||
+      fail "The npm packages could not be installed." "Is the npm registry reachable? Try again."
+  fi
   for name in "$locked"/*.txt; do
     name=$(basename "$name" .txt)
     [ -x "$folder/$name/bin/python" ] || timeout 120 .venv/bin/uv venv --quiet --python .venv/bin/python "$folder/$name"
@@ -171,5 +173,6 @@ case "${1:-}" in
     offer_sandbox
     install_others bench .venv/bench
     ;;
+  --docs) install_others docs .venv/docs ;;
   *) offer_sandbox ;;
 esac

@@ -75,6 +75,9 @@ class Reader:
         match words:
             case ["make", *targets]:
                 return self.run(["make", "--dry-run", *targets], ROOT)
+            case ["uv", "tool", "install", *_]:  # what it would do, without an index
+                words = ["uv", "pip", "install", "--dry-run", "--no-deps", "--no-build-isolation", "--offline", "."]
+                return self.run(words, ROOT)
             case ["kiwi", *_] if not SHELL_MARKS & {*words}:
                 return self.kiwi(shlex.split(line)[1:])
             case _:

@@ -14,7 +14,18 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from kiwi_mcp.domain.calls import NO_CALLER, Answers, Call, Caller, CallOrigin, Principal, Questions, Space, no_answers
+from kiwi_mcp.domain.calls import (
+    NO_CALLER,
+    Answers,
+    Call,
+    Caller,
+    CallOrigin,
+    Principal,
+    Questions,
+    Served,
+    Space,
+    no_answers,
+)
 from kiwi_mcp.domain.errors import (
     ApprovalRequired,
     Conflict,
@@ -41,7 +52,7 @@ from kiwi_mcp.domain.records import ApprovalRule, ReceiptEntry
 from kiwi_mcp.domain.registry import Actor
 from kiwi_mcp.drivers.process.driver import Process
 from kiwi_mcp.kernel import Kernel, pipeline
-from kiwi_mcp.kernel.context import Context, Served, Services
+from kiwi_mcp.kernel.context import Context, Services
 from kiwi_mcp.kernel.pipeline import plan_call
 from kiwi_mcp.kernel.recorder import Run
 from kiwi_mcp.kernel.verbs import find_verb

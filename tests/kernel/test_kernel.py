@@ -139,7 +139,7 @@ def test_a_run_record_contains_logs_and_exit_code(ask: Ask, project: Path) -> No
     answer = ask("execute", item_id="say")
     kept = json.loads((project / str(answer.content["output_path"])).read_text())
 
-    assert (answer.exit_code, answer.content["exit_code"]) == (2, 3)
+    assert (answer.exit_code, answer.content["exit_code"]) == (1, 3)
     assert answer.content["logs"] == {"stdout": "out\n", "stderr": "err\n"}
     assert kept["logs"] == {"stdout": "out\n", "stderr": "err\n"}
     assert kept["exit_code"] == 3

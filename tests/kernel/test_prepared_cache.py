@@ -102,6 +102,7 @@ async def bench(project: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> B
 async def stored(bench: Bench, store_url: str) -> AsyncIterator[Bench]:
     """The bench with a store of each kind."""
     (bench.user / "registry.yaml").write_text(f"url: {store_url}\nactor: ana\n")
+    (bench.user / "state" / "last_store").write_text(store_url)  # as `kiwi registry move --empty` leaves it
     await bench.set_up()
     yield bench
     await bench.kernel.aclose()

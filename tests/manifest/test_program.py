@@ -226,7 +226,8 @@ def test_the_outputs_of_seed_001_are_what_return_takes() -> None:
     assert not return_faults(outputs, {"reason": "nothing to do", "state": "unchanged"})
     assert return_faults(outputs, {"reason": "nothing to do", "state": "gone"})
     assert return_faults(outputs, {"commit_sha": "abc"})
-    success = {"commit_sha": "a", "commit_message": "b", "files_changed": 1, "insertions": 1, "deletions": 1}
+    counts: JsonObject = {"files_changed": 1, "insertions": 1, "deletions": 1}
+    success: JsonObject = {"commit_sha": "a", "commit_message": "b", **counts}
     assert not return_faults(outputs, success)
     assert return_faults(outputs, {**success, "reason": "nothing to do"})
 

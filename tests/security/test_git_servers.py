@@ -13,7 +13,7 @@ from kiwi_mcp.domain.json import as_object, as_text
 from kiwi_mcp.kernel import Answer
 
 Ask = Callable[..., Answer]
-pytestmark = [pytest.mark.case("FS-16"), pytest.mark.usefixtures("sandbox", "processes")]
+pytestmark = [pytest.mark.case("TR-F05"), pytest.mark.usefixtures("sandbox", "processes")]
 
 SHELL = """
 import json, subprocess, sys

@@ -644,6 +644,20 @@ class VariableMissing(Unavailable):
         )
 
 
+class ProviderNotChosen(Unavailable):
+    """No provider of models is named, and none or several are configured."""
+
+    code, error = "provider_not_chosen", "No model provider chosen"
+
+    def __init__(self, configured: Sequence[str], *, presets: Sequence[str]) -> None:
+        listed = f"Configured: {', '.join(configured)}." if configured else "None is configured."
+        chosen = "Name one with `--model PROVIDER/MODEL`, or for every thread with `provider_adapter: PROVIDER` in"
+        others = f"Presets and the keys that they need in ~/.ai/.env: {', '.join(presets)}."
+        super().__init__(
+            f"No provider of models is chosen. {listed}", suggestion=f"{chosen} ~/.ai/config.yaml. {others}"
+        )
+
+
 class EnvironmentFailed(Unavailable):
     """The dependencies of a tool could not be installed."""
 
@@ -844,7 +858,7 @@ class ThreadWaiting(Conflict):
 class ToolFailed(KiwiError):
     """The tool ran and did not succeed; `answer` is the whole answer, with its logs."""
 
-    code, error, http_status, exit_code = "execution_failed", "Execution failed", 422, 2
+    code, error, http_status, exit_code = "execution_failed", "Execution failed", 422, 1
 
     def __init__(self, answer: JsonObject) -> None:
         message, suggestion = answer.get("message"), answer.get("suggestion")

@@ -18,7 +18,7 @@ FinishReason: TypeAlias = Literal["stop", "limit", "max_tokens", "cancelled", "e
 WaitReason: TypeAlias = Literal["", "approval", "question", "message", "child", "budget", "start"]
 """What a waiting thread waits for; `start`: the owner has to permit its first start."""
 EXIT_CODES: Mapping[str, int] = {
-    "failed": 2, "approval": 6, "waiting": 9, "paused": 9, "exhausted": 10, "cancelled": 11,
+    "failed": 1, "approval": 6, "waiting": 9, "paused": 9, "exhausted": 10, "cancelled": 11,
 }  # fmt: skip
 """The exit code of a command that waited for a thread, by its status; `approval` if it waits for one. Else it is 0."""
 TOKEN_CLASSES = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens")

@@ -44,6 +44,16 @@ def nearest_project(start: Path) -> Path:
     return project_around(start) or start
 
 
+def usable_project(start: Path) -> Path | None:
+    """Return the nearest project, or the start itself; None if that may not be used as a project."""
+    folder = nearest_project(start)
+    try:
+        _permitted(folder, user_space())
+    except ProjectPathInvalid:
+        return None
+    return folder
+
+
 def project_around(start: Path) -> Path | None:
     """Return the closest folder upwards that has a `.ai` folder which is not the user's own; None without one."""
     user = user_space().resolve()

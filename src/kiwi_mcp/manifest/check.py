@@ -118,7 +118,7 @@ _SYSTEM = lazy_pattern(r"/(?:|bin|boot|dev|etc|home|lib|lib64|media|mnt|opt|proc
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _PORT = r"(?::(?:[1-9]\d{0,4}))?"
 _HOST = lazy_pattern(
-    rf"(?:(?:\*\.)?{_LABEL}(?:\.{_LABEL})*\.?{_PORT}|\[[0-9A-Fa-f:.]+\]{_PORT}|[0-9A-Fa-f:]*::?[0-9A-Fa-f:.]+)"
+    rf"(?:\*|(?:\*\.)?{_LABEL}(?:\.{_LABEL})*\.?{_PORT}|\[[0-9A-Fa-f:.]+\]{_PORT}|[0-9A-Fa-f:]*::?[0-9A-Fa-f:.]+)"
 )
 _COMMAND = lazy_pattern(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
 
@@ -152,7 +152,7 @@ def _faults(word: str, text: str, place: str) -> Iterator[Issue]:
     if word in _FILES:
         yield from _path_faults(text, place)
     elif word == "hosts" and (not _HOST.fullmatch(text) or len(text) > 253):  # noqa: PLR2004 - the longest name
-        yield Issue(place, f"{text!r:.80} is not a host", "Write `name`, `name:port`, `*.name` or an address.")
+        yield Issue(place, f"{text!r:.80} is not a host", "Write `name`, `name:port`, `*.name`, an address, or `*`.")
     elif word == "commands" and not _COMMAND.fullmatch(text):
         yield Issue(place, f"{text!r:.80} is not the name of a program", "Write its name alone, such as `git`.")
     elif word == "client" and text not in CLIENT_REQUESTS:

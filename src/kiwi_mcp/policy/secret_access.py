@@ -98,6 +98,12 @@ def every_value(space: Space) -> Mapping[str, str]:
     return {**Variables().every(project=space.project, user=space.user), **Revealed(sealed)}
 
 
+def missing_names(names: Collection[str], space: Space) -> tuple[str, ...]:
+    """Return those of some names that have no value, in the store or outside of it."""
+    known = {*held(names, space.user), *_set_names(names, space)}
+    return tuple(name for name in names if name not in known)
+
+
 def _set_names(names: Collection[str], space: Space) -> list[str]:
     """Return those of some names that are set outside of the store."""
     places = Variables().locate(names, project=space.project, user=space.user)

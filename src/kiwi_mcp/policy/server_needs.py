@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
 
 from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Needs
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.manifest.mcp.known_servers import hosts_named, server_in
+from kiwi_mcp.manifest.mcp.known_servers import server_in
 from kiwi_mcp.policy.needs import is_private
 from kiwi_mcp.policy.path_rules import placed
 from kiwi_mcp.sandbox.command_files import files_of_command, is_in_any, is_too_wide, script_in
@@ -23,12 +22,12 @@ _DATA = frozenset({".db", ".sqlite", ".sqlite3", ".duckdb", ".jsonl", ".log"})
 """The endings of files that a program changes."""
 
 
-def needs_named(config: JsonObject, issues: list[Issue], values: Mapping[str, str] = MappingProxyType({})) -> Needs:
+def needs_named(config: JsonObject, issues: list[Issue]) -> Needs:
     """Return the needs that the entry of a server implies, and those that are known of it.
 
     An absolute path is a folder to change or a file to read. Of a file that is missing, or that holds data, the folder
     around it is one to change. The file that it runs is readable without being named, unless it is in a hidden folder
-    of the home. A whole home folder is too wide and is never given. `values` are those of the entry's secrets.
+    of the home. A whole home folder is too wide and is never given.
     """
     if config.get("transport") != "stdio":
         return Needs()
@@ -59,7 +58,7 @@ def needs_named(config: JsonObject, issues: list[Issue], values: Mapping[str, st
     hosts: tuple[str, ...] = ()
     if known:
         read += [str(path) for text in known.reads if (path := Path(text).expanduser()).exists()]
-        hosts = (*known.hosts, *(hosts_named(config, values) if known.urls else ()))
+        hosts = known.hosts
     # What lies in a folder that may be changed may be changed too.
     only_read = [path for path in read if not is_in_any(Path(path), write)]
     return Needs(tuple(dict.fromkeys(only_read)), tuple(dict.fromkeys(write)), tuple(dict.fromkeys(hosts)))

@@ -54,7 +54,7 @@ def command_table() -> CommandTable:
     return {"groups": GROUPS, "commands": sorted(rows, key=_place)}
 
 
-_EVERYDAY = ("init", "run", "search", "load", "create", "sign", "why", "doctor")
+_EVERYDAY = ("setup", "init", "run", "search", "load", "create", "sign", "why", "doctor")
 
 
 def _place(row: CommandRow) -> int:

@@ -33,6 +33,12 @@ def command() -> None:
     try:
         main()
         codes.append(0)
+    except KeyboardInterrupt:
+        # A second Ctrl-C while the process ends must not add a traceback.
+        signals = import_module("signal")
+        signals.signal(signals.SIGINT, signals.SIG_IGN)
+        sys.stderr.write("Interrupted.\n")
+        codes.append(INTERRUPTED)
     except SystemExit as ended:
         if ended.code is None or isinstance(ended.code, int):
             codes.append(ended.code or 0)
@@ -44,6 +50,10 @@ def _leave(codes: Sequence[int]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(codes[0] & 0xFF)
+
+
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C ended."""
 
 
 def main() -> None:

@@ -116,6 +116,24 @@ def test_a_server_reaches_no_network_and_no_file_of_the_owner(held: Bench, folde
 
 
 @pytest.mark.usefixtures("sandbox")
+def test_what_kiwi_installed_for_a_server_is_readable_in_a_folder_that_hides_the_rest(
+    held: Bench, folder: Path, tmp_path: Path
+) -> None:
+    package, other = held.space.cache / "envs" / "one", held.space.cache / "other"
+    package.parent.mkdir(parents=True)
+    folder.rename(package)
+    other.write_text("secret")
+    profile = SandboxProfile(
+        "sandboxed", readable=(str(package),), writable=(str(tmp_path),), hidden=(str(held.space.cache),)
+    )
+    wide, probe = replace(held, profile=profile), server(held, str(package / "probe.py"))
+    assert said(do(wide, probe)).startswith("here ")
+    assert "No such file" in said(do(wide, probe, do="read", path=str(other)))
+    assert "Read-only" in said(do(wide, probe, do="write", path=str(package / "new")))
+    assert said(do(wide, probe, do="write", path=str(tmp_path / "new"))) == "1"
+
+
+@pytest.mark.usefixtures("sandbox")
 def test_a_server_has_what_its_sandbox_grants(held: Bench, folder: Path) -> None:
     data = held.space.project / "data"
     data.mkdir()

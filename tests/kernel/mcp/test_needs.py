@@ -14,10 +14,13 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Needs
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel import Answer, Kernel
+from kiwi_mcp.manifest.mcp.clients import read_servers
 from kiwi_mcp.manifest.mcp.known_servers import known_servers_table
+from kiwi_mcp.manifest.mcp.server_entry import EntryOrigin
 from kiwi_mcp.manifest.yaml import read_yaml
 from kiwi_mcp.policy.server_needs import needs_named
 
+NPM = "@modelcontextprotocol/server-"
 READER = """
 import json, sys
 
@@ -277,10 +280,13 @@ def test_a_well_known_server_gets_what_it_needs_and_another_nothing() -> None:
     assert needs("uvx", "mcp-server-fetch==2025.1.1").hosts == ("*",)
     image = ("docker", "run", "-i", "--rm", "-e", "TOKEN", "ghcr.io/github/github-mcp-server:0.5.0")
     assert needs(*image).hosts == ("api.github.com",)
-    assert needs("npx", "-y", "@modelcontextprotocol/server-postgres", "postgresql://ann@db.test/shop").hosts == (
-        "db.test:5432",
-    )
-    gitlab = needs("npx", "@modelcontextprotocol/server-gitlab", GITLAB_API_URL="https://git.test:8443/api")
-    assert gitlab.hosts == ("gitlab.com", "git.test:8443")
+    servers: JsonObject = {
+        "shop": {"command": "npx", "args": ["-y", f"{NPM}postgres", "postgresql://ann:hunter2hunter2@db.test/shop"]},
+        "lab": {"command": "npx", "args": [f"{NPM}gitlab"], "env": {"GITLAB_API_URL": "https://git.test:8443/api"}},
+    }
+    read = read_servers(json.dumps({"mcpServers": servers}), what="it", origin=EntryOrigin("it", Path("/home/ann")))
+    assert [as_object(one.manifest["needs"]) for one in read.servers] == [
+        {"hosts": ["db.test:5432"]}, {"hosts": ["git.test:8443"]},
+    ]  # fmt: skip
     assert needs("npx", "-y", "github", URL="https://api.test") == Needs()
     assert len({row.packages for row in known_servers_table().values()}) > 40

@@ -9,6 +9,9 @@ import pytest
 from tests.kernel.threads.conftest import Agents, write_provider
 from tests.plugins.scripted_model import ScriptedTurn, empty, endless, fail, html, say, use
 
+from kiwi_mcp.domain.calls import NO_CALLER
+from kiwi_mcp.kernel.threads.start import StartRequest, new_thread
+
 pytestmark = pytest.mark.usefixtures("loopback")
 NEEDS_TOPIC = '<inputs><input name="topic" type="string" required="true">What about</input></inputs>'
 
@@ -83,6 +86,37 @@ async def test_a_missing_key_is_named_before_anything_is_sent(agents: Agents) ->
     assert (done["status"], done["code"]) == ("failed", "variable_missing"), done
     assert "SCRIPTED_KEY" in done["message"]
     assert agents.model.requests == []
+
+
+async def test_without_a_provider_nothing_starts_and_the_error_says_what_to_write(agents: Agents) -> None:
+    agents.directive("study")
+    await agents.sign("study")
+    (agents.user / "config.yaml").unlink()
+    (agents.user / "tools" / "scripted_llm.yaml").rename(agents.user / "scripted")
+    refused = await agents.start("study")
+    assert (refused["code"], "None is configured." in refused["message"]) == ("provider_not_chosen", True), refused
+    for named in ("--model PROVIDER/MODEL", "provider_adapter: PROVIDER", "openai_runtime (OPENAI_API_KEY)"):
+        assert named in refused["suggestion"]
+
+    with (agents.user / ".env").open("a") as env:  # a preset needs its key and nothing else
+        env.write("OPENAI_API_KEY=sk-1\n")
+    services = agents.kernel._services
+    context = services.context(NO_CALLER, services.catalogs.at(None))
+    assert new_thread(StartRequest("study", {}), context)[0].model.startswith("openai_runtime/")
+
+    (agents.user / "scripted").rename(agents.user / "tools" / "scripted_llm.yaml")
+    write_provider(agents.user, agents.model, "openai_chat", name="other_llm", auth="Bearer ${OTHER_KEY}")
+    (agents.user / "config.yaml").unlink()
+    agents.model.will(say("Done."))
+    assert (await agents.start("study"))["status"] == "completed"  # the only one with its key
+
+    write_provider(agents.user, agents.model, "ollama", name="third_llm")
+    (agents.user / "config.yaml").unlink()
+    refused = await agents.start("study")
+    assert "Configured: other_llm (needs OTHER_KEY), scripted_llm, third_llm." in refused["message"]
+    agents.model.will(say("Done."))
+    assert (await agents.start("study", model="third_llm/scripted-1"))["status"] == "completed"
+    assert len((await agents.read("thread", action="list"))["threads"]) == 2
 
 
 async def test_a_provider_that_cannot_be_reached_is_an_error(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:

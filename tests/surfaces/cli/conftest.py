@@ -37,6 +37,8 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
             start.main()
         except SystemExit as ended:
             code = int(ended.code or 0)
+        except KeyboardInterrupt:
+            code = start.INTERRUPTED
         printed = capsys.readouterr()
         return Ended(code, printed.out, printed.err)
 

@@ -55,12 +55,12 @@ def test_a_refusal_is_a_sentence_a_hint_and_an_exit_code(kiwi: Kiwi, say: Path) 
 
 
 @pytest.mark.usefixtures("sandbox")
-def test_a_failing_tool_exits_with_two_and_shows_its_output(kiwi: Kiwi, say: Path) -> None:
+def test_a_failing_tool_exits_with_one_and_shows_its_output(kiwi: Kiwi, say: Path) -> None:
     say.write_text(SOURCE + "def main():\n    raise ValueError('no')\n")
 
     ended = kiwi("run", "say")
 
-    assert (ended.code, ended.out) == (2, "")
+    assert (ended.code, ended.out) == (1, "")
     assert "ValueError: no" in ended.err
 
 

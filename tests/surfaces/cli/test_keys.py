@@ -96,7 +96,7 @@ def test_an_untrusted_item_ends_with_the_command_to_type(kiwi: Kiwi, shelf: str,
     pulled = kiwi("pull", "acme/greet", "--from", shelf, "--trust-key", signer)
     assert pulled.out == "acme/greet@1.0.0 is here, whole and verified\n"
     assert pulled.err.startswith("warning: acme is known by F from now on\n")
-    assert "(verified, F)" in kiwi("list").out
+    assert "(verified, F)" in kiwi("registry", "list").out
     assert "verified, F" in kiwi("why", "acme/greet").out
     assert (bob.user / "trust.yaml").stat().st_mode & 0o777 == 0o600
 

@@ -66,7 +66,7 @@ def test_data_goes_to_stdout_messages_to_stderr_and_failure_to_the_exit_code(pro
     good, bad, lost = (kiwi(project, "run", name) for name in ("echo", "fail", "lost"))
 
     assert (good.returncode, good.stdout) == (0, "\n")
-    assert (bad.returncode, bad.stdout) == (2, "")
+    assert (bad.returncode, bad.stdout) == (1, "")
     assert bad.stderr.startswith("no\nerror: `fail` ended with exit code 9")
     assert (lost.returncode, lost.stdout) == (3, "")
 

@@ -171,7 +171,7 @@ def test_indexing_continues_after_the_answer_on_a_terminal(kiwi: Kiwi, monkeypat
     steps: list[str] = []
 
     @contextmanager
-    def heard(*, is_quiet: bool) -> Iterator[Report]:
+    def heard(_: str, *, is_quiet: bool) -> Iterator[Report]:
         yield lambda step: None if is_quiet else steps.append(step.message)
 
     monkeypatch.setattr(session, "reporting", heard)

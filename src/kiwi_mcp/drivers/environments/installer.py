@@ -16,7 +16,7 @@ from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import EnvironmentFailed
 from kiwi_mcp.domain.isolation import Level, Provenance, ResourceLimits, SandboxProfile
 from kiwi_mcp.domain.json import Json, as_object, text_of
-from kiwi_mcp.domain.outcome import Report
+from kiwi_mcp.domain.outcome import Report, silent
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.drivers.sandboxed import open_sandbox
@@ -224,7 +224,7 @@ class Installer(Struct, frozen=True):
         )
         sandbox = await open_sandbox(profile, self.space)
         spec = ProcessSpec(argv=tuple(argv), cwd=str(folder), env=env, timeout=_TIMEOUT)
-        return await sandbox.run(spec, secrets={}, report=self.report)
+        return await sandbox.run(spec, secrets={}, report=silent)
 
     def _cache(self, name: str) -> Path:
         return _have(self.space.cache / "packages" / name).resolve()

@@ -12,17 +12,7 @@ from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.manifest.names import did_you_mean
-from kiwi_mcp.manifest.provider import (
-    ANY_MODEL,
-    ModelTier,
-    Providers,
-    dialect_of,
-    has_providers,
-    provider_issues,
-    read_providers,
-)
-
-__all__ = ["ModelChoice", "ModelPrice", "choose_model", "provider_issues"]
+from kiwi_mcp.manifest.provider import ANY_MODEL, ModelTier, Providers, dialect_of, has_providers, read_providers
 
 DEFAULT_TIER = "balanced"
 _DEFAULT_OUTPUT = 4_096

@@ -82,7 +82,7 @@ async def _compile(folder: Path, *, build: Build, profile: SandboxProfile, space
     report(Progress(f"Compiling {build.tool_id}"))
     spec = ProcessSpec(argv=build.argv, cwd=str(folder), env=build.env, timeout=_BUILD_TIMEOUT)
     held = await open_sandbox(replace(profile, writable=(str(folder),)), space)
-    result = await held.run(spec, secrets={}, report=report)
+    result = await held.run(spec, secrets={}, report=silent)
     if result.exit_code == 0 and not result.timed_out:
         return
     said = (result.stderr or result.stdout).decode("utf-8", errors="replace").strip()

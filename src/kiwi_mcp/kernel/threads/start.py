@@ -34,6 +34,7 @@ from kiwi_mcp.kernel.context import Context, VerbContext
 from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.kernel.provenance import Provenances
 from kiwi_mcp.kernel.settings import environment
+from kiwi_mcp.kernel.threads.providers import only_provider
 from kiwi_mcp.kernel.threads.state import PromptStart
 from kiwi_mcp.kernel.tool_names import description_of
 from kiwi_mcp.kernel.verbs import BY_NAME
@@ -48,7 +49,8 @@ from kiwi_mcp.manifest.program import (
     return_schema,
     thread_program,
 )
-from kiwi_mcp.manifest.yaml import read_yaml
+from kiwi_mcp.manifest.provider import read_providers
+from kiwi_mcp.manifest.type_specs import load_type_specs
 from kiwi_mcp.store.runs import new_run
 
 THREAD_TOOLS = ("return", "ask", "spawn", "wait")
@@ -115,7 +117,7 @@ def new_thread(request: StartRequest, context: Context) -> tuple[Thread, PromptS
     program = program_of(chain, typed_inputs(chain.tool.manifest.parameters, request.inputs))
     if not request.is_hook:
         refuse_spawn(parent, chain)
-    provider, model = provider_of(chain, request.model or program.model.id, catalog)
+    provider, model = provider_of(chain, request.model or program.model.id, catalog, tier=program.model.tier)
     choice = choose_model(provider, tier=program.model.tier, model=model)
     now = time.time_ns() // 1_000_000
     thread_id = new_run(now)[0]
@@ -246,26 +248,26 @@ def program_of(chain: Chain, inputs: JsonObject) -> DirectiveProgram:
     return thread_program(TextItem(tool.manifest, "", tool.identity), inputs, load)
 
 
-def provider_of(chain: Chain, model: str, catalog: Catalog) -> tuple[Chain, str]:
+def provider_of(chain: Chain, model: str, catalog: Catalog, *, tier: str = "") -> tuple[Chain, str]:
     """Return the provider of a thread, and the model without its name.
 
-    `PROVIDER/MODEL` names a provider item. Else it is the executor of the item; where that is the built-in
-    `llm_runtime`, the owner may have chosen another one for everything: `provider_adapter` of `config.yaml`, or the
-    only file in the folder `providers`.
+    `PROVIDER/MODEL` names a provider item, or a provider of the executor. Else it is the executor of the item; where
+    that is the default of its type, the owner may have chosen another one: `provider_adapter` of `config.yaml`, or the
+    only one that is configured.
     """
     named, slash, rest = model.partition("/")
+    executor = catalog.resolve(chain.executor.identity)
     if slash:
         with suppress(NotFound):
             return catalog.resolve(named), rest
-    if not chain.executor.origin.is_built_in:
-        return catalog.resolve(chain.executor.identity), model
-    user = catalog.space.user
-    chosen = as_text(environment(user).get("provider_adapter"))
-    if not chosen:
-        files = [path for path in (user / "providers").glob("*.yaml") if not path.name.startswith(".")]
-        if len(files) == 1:
-            chosen = as_text(as_object(read_yaml(files[0].read_text(), what=files[0].name).value).get("tool_id"))
-    return catalog.resolve(chosen or chain.executor.identity), model
+        if named in read_providers(executor.tool.manifest.config, executor.tool.id).by_name:
+            return executor, model
+    spec = load_type_specs().get(chain.tool.manifest.tool_type)
+    if not (chain.executor.origin.is_built_in and spec and spec.default_executor == executor.tool.id):
+        return executor, model
+    if chosen := as_text(environment(catalog.space.user).get("provider_adapter")):
+        return catalog.resolve(chosen), model
+    return only_provider(executor, catalog, tier=tier), model
 
 
 def inherited_hooks(parent: PromptStart | None) -> tuple[Hook, ...]:

@@ -93,6 +93,13 @@ VERBS: tuple[VerbFamily, ...] = (
         is_read_only=False,
     ),
     VerbFamily(name="doctor", verbs={"": "doctor"}, description="What works here, what is missing, and how to get it."),
+    VerbFamily(
+        name="setup",
+        verbs={"": "setup"},
+        description="Bring the MCP servers of the user's clients to Kiwi, and Kiwi into the clients.",
+        is_read_only=False,
+        runs_items=True,
+    ),
     VerbFamily(name="status", verbs={"": "status"}, description="What is here, what waits, and what to do next."),
     VerbFamily(name="list", verbs={"": "status"}, description="The items of the project's and the user's own folders."),
     VerbFamily(

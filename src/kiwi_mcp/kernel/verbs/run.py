@@ -46,7 +46,7 @@ _FAILURES: dict[Status, tuple[str, str]] = {
     "unavailable": ("unavailable", "Unavailable"),
     "cancelled": ("cancelled", "Cancelled"),
 }
-_EXIT_FAILED = 2
+_EXIT_FAILED = 1
 _UNFINISHED = ("queued", "running", "waiting", "paused")
 """The statuses of a thread that has not ended."""
 _OF_THREAD = (

@@ -126,8 +126,8 @@ class ThreadReplayResponse(Response, frozen=True, kw_only=True):
     spend: float | None = None
 
     def exit_status(self) -> int:
-        """Return 2 for a replay that differs."""
-        return 0 if self.passed else 2
+        """Return 1 for a replay that differs."""
+        return 0 if self.passed else 1
 
 
 def _replay_view(response: ThreadReplayResponse) -> Iterator[ViewItem]:
@@ -224,8 +224,8 @@ class ThreadEvalResponse(Response, frozen=True, kw_only=True):
     cassettes: list[ThreadReplayResponse]
 
     def exit_status(self) -> int:
-        """Return 2 where one failed."""
-        return 2 if self.failed else 0
+        """Return 1 where one failed."""
+        return 1 if self.failed else 0
 
 
 def _eval_view(response: ThreadEvalResponse) -> Iterator[ViewItem]:

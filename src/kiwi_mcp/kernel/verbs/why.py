@@ -262,17 +262,18 @@ async def why(request: WhyRequest, context: VerbContext) -> Answer:
     services = context.services
     catalog = services.catalogs.for_item(request.item_id, request.project_path)
     call_context = services.context(context.caller, catalog)
-    return Answer(explain(request.call(call_context), call_context))
+    return explain(request.call(call_context), call_context)
 
 
-def explain(call: Call, context: Context) -> JsonObject:
+def explain(call: Call, context: Context) -> Answer:
     """Return the chain, its versions and digests, the origin of every variable, and each reason not to run."""
     response: dict[str, Json] = {"tool_id": call.tool_id, "action": "why"}
     try:
         chain = callable_chain(call, context)
     except KiwiError as error:
-        return {**response, "would_run": False, "reasons": [_reason(error)], **error.details}
-    return {**response, **_Question(call, chain, context).answered()}
+        refused: JsonObject = {**response, "would_run": False, "reasons": [_reason(error)], **error.details}
+        return Answer(refused, exit_code=error.exit_code)
+    return Answer({**response, **_Question(call, chain, context).answered()})
 
 
 class _Question:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct, convert
 
 import kiwi_mcp.data
-from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.domain.json import JsonObject, as_list, as_text, text_of
 from kiwi_mcp.manifest.mcp.launch_command import ServerCommand, image_of, package_command
 from kiwi_mcp.manifest.yaml import read_yaml
 
@@ -61,15 +61,12 @@ def server_in(config: JsonObject) -> KnownServer | None:
     return known_server(as_text(config.get("command")), [text_of(word) for word in as_list(config.get("args"))])
 
 
-def hosts_named(config: JsonObject, values: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the hosts of the addresses among a server's arguments and variables; `values` are those of its secrets."""
-    words = (*map(text_of, as_list(config.get("args"))), *map(text_of, as_object(config.get("env")).values()))
-    return tuple(dict.fromkeys(host for word in words for host in _hosts(word, values)))
+def hosts_named(args: Iterable[str], env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the hosts of the addresses among a server's arguments and variables."""
+    return tuple(dict.fromkeys(host for word in (*args, *env.values()) for host in _hosts(word)))
 
 
-def _hosts(word: str, values: Mapping[str, str]) -> Iterator[str]:
-    for name, value in values.items():
-        word = word.replace(f"${{{name}}}", value)
+def _hosts(word: str) -> Iterator[str]:
     for found in _ADDRESS.findall(word):
         try:
             address = urlsplit(found)

@@ -16,7 +16,7 @@ from kiwi_mcp.domain.names import is_tool_id, unused_name
 from kiwi_mcp.domain.secret import Secret
 from kiwi_mcp.domain.secret_names import names_secret
 from kiwi_mcp.manifest.formats import is_url, is_variable
-from kiwi_mcp.manifest.mcp.known_servers import known_server
+from kiwi_mcp.manifest.mcp.known_servers import hosts_named, known_server
 from kiwi_mcp.manifest.mcp.launch_command import ServerCommand, anchor, unpinned, unwrap
 from kiwi_mcp.manifest.mcp.references import (
     ImportFindings,
@@ -92,6 +92,10 @@ def draft_server(
     if unknown := sorted(set(words) - _KNOWN_WORDS):
         listed = ", ".join(f"`{word[:40]}`" for word in unknown[:10])
         findings.warn(name, f"not carried over: {listed}", "Look at what they did there, and set it up again here.")
+    launch = _launch_of(words)
+    known = known_server(launch.command, launch.args)
+    # Before secrets are put aside: an address may be one because of the login in it.
+    hosts = hosts_named(launch.args, launch.env) if known and known.urls else ()
     described = " ".join(as_text(words.get("description")).split())[:_MAX_DESCRIPTION]
     return {
         "tool_id": tool_id,
@@ -100,6 +104,7 @@ def draft_server(
         "executor": "subprocess" if config["transport"] == "stdio" else "http_client",
         "description": described or f"MCP server {name[:80]!r}, as {origin.title} has it",
         "config": config,
+        **({"needs": {"hosts": [*hosts]}} if hosts else {}),
     }
 
 
@@ -175,6 +180,13 @@ def _config(name: str, words: JsonObject, findings: ImportFindings, origin: Entr
         return remote_config(name, url, headers, transport, findings)
     findings.issues.append(Issue(name, "has neither a command nor an address", "Write `command` or `url`."))
     return None
+
+
+def _launch_of(words: JsonObject) -> ServerCommand:
+    """Return the command of an entry as it is written, without what wraps it."""
+    args = tuple(map(text_of, as_list(words.get("args"))))
+    env = {name: text_of(value) for name, value in as_object(words.get("env")).items()}
+    return unwrap(ServerCommand(as_text(words.get("command")).strip(), args, env))
 
 
 def _started(name: str, launch: ServerCommand, cwd: str, findings: ImportFindings, origin: EntryOrigin) -> JsonObject:

@@ -18,6 +18,7 @@ from kiwi_mcp.kernel.settings import registry_settings
 from kiwi_mcp.kernel.verbs import by_wire
 from kiwi_mcp.surfaces import start
 from kiwi_mcp.surfaces.cli import session
+from kiwi_mcp.surfaces.cli.help import UsageError
 from kiwi_mcp.surfaces.cli.inputs import from_words, here
 from kiwi_mcp.surfaces.cli.prompts import (
     ask_network,
@@ -80,6 +81,16 @@ async def _offer_signature(cli: CliSession, kernel: Kernel, item: str, ask: Ask)
     return await cli.send(kernel, "execute", {"action": "sign", "item_id": item})
 
 
+def setup(row: CommandRow, options: Options) -> int:
+    """Set up clients; without `--yes` a person has to be there to answer."""
+    questions = owner_prompt(is_yes=False)
+    if not (options.get("yes") or options.get("undo")) and questions is no_answers:
+        raise UsageError(
+            "`kiwi setup` asks you something, and there is no terminal.", "Add `--yes`, or use a terminal."
+        )
+    return CliSession(options).tell(row, request_of(row, options), questions=questions)
+
+
 def why(row: CommandRow, options: Options) -> int:
     """Explain a call, with its parameters read as those of a run."""
     return session.run(_why(CliSession(options), row, options))
@@ -136,7 +147,7 @@ def _is_partial(answer: Answer) -> bool:
 
 
 async def _index(cli: CliSession, kernel: Kernel, seconds: float) -> None:
-    with session.reporting(is_quiet=cli.is_json) as report:
+    with session.reporting("indexing", is_quiet=cli.is_json) as report:
         await kernel.index(_counted(report), seconds=seconds)
 
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 Action: TypeAlias = "Callable[[CommandRow, Mapping[str, Json]], int]"
 _USAGE = 2
-_INTERRUPTED = 130
 
 
 def main(words: Sequence[str], load: Callable[[str], object]) -> None:
@@ -39,8 +38,6 @@ def main(words: Sequence[str], load: Callable[[str], object]) -> None:
     except KiwiError as error:
         show_error(error.to_response(), is_json=is_json)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED)
     except EOFError:  # a question was closed without an answer
         sys.exit(1)
     except BrokenPipeError:

@@ -46,7 +46,7 @@ _COMMAND = re.compile(r"/([a-z]+)(?:\s+(.*))?")
 _QUOTES = '"""'
 _HISTORY = ("state", "chat_history")
 _HISTORY_LENGTH = 1_000
-_FAILED, _CANCELLED = 2, 143
+_FAILED, _CANCELLED = 1, 143
 
 
 def converse(_: CommandRow, options: Mapping[str, Json]) -> int:

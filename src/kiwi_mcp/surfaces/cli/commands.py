@@ -173,6 +173,7 @@ class RunOptions(Request, frozen=True):
     yes: Annotated[bool, Option("Approve this call without a question.", "--yes", "-y", is_sent=False)] = False
 
 
+LOCAL_PARTS["setup"] = LocalPart(run="actions.setup")
 LOCAL_PARTS["why"] = LocalPart(run="actions.why", about=PARAMETERS)
 
 

@@ -78,6 +78,10 @@ async def _asked(question: Question) -> JsonObject:
     talk(f"\n{as_text(question.params.get('message'))}\n")
     asked = as_object(as_object(question.params.get("requestedSchema")).get("properties"))
     _forget_typed()
+    if texts := [name for name, field in asked.items() if as_object(field).keys() == {"type"}]:
+        sys.stderr.write("> ")
+        sys.stderr.flush()
+        return {"action": "accept", "content": {texts[0]: (await _typed()).strip()}}
     sys.stderr.write(escape_controls(_PROMPT if "always" in asked else _SHORT_PROMPT))
     sys.stderr.flush()
     return _WORDS.get((await _typed()).strip().lower(), _NO)

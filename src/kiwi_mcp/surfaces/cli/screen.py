@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable
 from shutil import get_terminal_size
@@ -27,6 +28,8 @@ from kiwi_mcp.kernel.verb import (
 from kiwi_mcp.search.tokens import stem
 
 _WORD = lazy_pattern(r"[^\W_]+")
+_MARK = lazy_pattern(r"^( *)(✓|!|✗|error:|warning:|hint:)(?= )", re.MULTILINE)
+_COLOURS = {"✓": 32, "!": 33, "✗": 31, "error:": 31, "warning:": 33, "hint:": 36}
 
 
 class Screen(Struct, frozen=True):
@@ -36,7 +39,8 @@ class Screen(Struct, frozen=True):
 
     def data(self, text: str) -> None:
         """Write data."""
-        sys.stdout.write((text if self.is_raw or not sys.stdout.isatty() else escape_controls(text)) + "\n")
+        is_shown = not self.is_raw and sys.stdout.isatty()
+        sys.stdout.write((coloured(escape_controls(text)) if is_shown else text) + "\n")
         sys.stdout.flush()
 
     def line(self, text: str, marks: Iterable[str] = ()) -> None:
@@ -45,7 +49,7 @@ class Screen(Struct, frozen=True):
             self.data(text)
             return
         whole = fitted(escape_controls(text), get_terminal_size().columns)
-        sys.stdout.write((whole if os.environ.get("NO_COLOR") else strong(whole, marks)) + "\n")
+        sys.stdout.write((whole if os.environ.get("NO_COLOR") else coloured(strong(whole, marks))) + "\n")
         sys.stdout.flush()
 
     def json(self, value: Json) -> None:
@@ -79,9 +83,17 @@ def strong(text: str, marks: Iterable[str]) -> str:
     return _WORD.sub(lambda one: f"\x1b[1m{one[0]}\x1b[0m" if stem(one[0].lower()) in stems else one[0], text)
 
 
+def coloured(text: str) -> str:
+    """Return a text for a terminal with the marks ✓ ! ✗ and the words error, warning and hint in colour."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    return _MARK.sub(lambda found: f"{found[1]}\x1b[{_COLOURS[found[2]]}m{found[2]}\x1b[0m", text)
+
+
 def talk(text: str) -> None:
     """Write something a person should read and a program should not."""
-    sys.stderr.write(escape_controls(text) + "\n")
+    safe = escape_controls(text)
+    sys.stderr.write((coloured(safe) if sys.stderr.isatty() else safe) + "\n")
 
 
 def show_warnings(content: JsonObject) -> None:

@@ -18,12 +18,12 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_text
 from kiwi_mcp.domain.outcome import Progress, Report, silent
 from kiwi_mcp.domain.safe_text import escape_controls
 from kiwi_mcp.kernel import Answer, Kernel
-from kiwi_mcp.kernel.paths import nearest_project
+from kiwi_mcp.kernel.paths import project_around, usable_project, user_space
 from kiwi_mcp.kernel.verb import Verb, payload_of
 from kiwi_mcp.kernel.verbs import by_wire
 from kiwi_mcp.surfaces.cli.help import options_of
 from kiwi_mcp.surfaces.cli.inputs import here
-from kiwi_mcp.surfaces.cli.screen import Screen, show_error, show_message
+from kiwi_mcp.surfaces.cli.screen import Screen, show_error, show_message, talk
 
 if TYPE_CHECKING:
     from kiwi_mcp.surfaces.cli.rows import CommandRow
@@ -41,7 +41,7 @@ class CliSession:
 
     def __init__(self, options: Mapping[str, Json], *, project: Path | None = None, is_json: bool = False) -> None:
         named = as_text(options.get("project"))
-        self.project = project or (here() / named if named else nearest_project(here()))
+        self.project = project or (here() / named if named else _default_project())
         self.is_json = is_json or bool(options.get("json"))
 
     def call(self, verb: str, request: JsonObject, questions: Ask = no_answers) -> Answer:
@@ -69,8 +69,9 @@ class CliSession:
     async def send(self, kernel: Kernel, verb: str, request: JsonObject, questions: Ask = no_answers) -> Answer:
         """Send one request to a kernel, and show its progress meanwhile."""
         # A question stays readable: nothing else is written while it is open. `execute` asks before it starts anything.
-        is_quiet = self.is_json or (questions is not no_answers and verb not in {"execute", "thread"})
-        with reporting(is_quiet=is_quiet) as report:
+        is_quiet = self.is_json or (questions is not no_answers and verb not in {"execute", "setup", "thread"})
+        words = request.get("action") or verb, request.get("item_id") or request.get("server")
+        with reporting(" ".join(as_text(word) for word in words if word), is_quiet=is_quiet) as report:
             return await kernel.call(verb, request, Caller(report, paused(report, questions), is_owner=True))
 
     def parameters_of(self, item: str, item_type: str) -> JsonObject:
@@ -103,6 +104,16 @@ class CliSession:
         return answer.exit_code
 
 
+def _default_project() -> Path | None:
+    """Return the project of this folder; None in / and in folders of other users, where your own tools still work."""
+    start = here()
+    found = usable_project(start)
+    if found is None and (around := project_around(start)) is not None:
+        talk(f"warning: {around} belongs to another user, so its .ai folder is not used.")
+        talk(f"hint: If you trust it, add it to `roots:` in {user_space() / 'policy.yaml'}.")
+    return found
+
+
 def request_of(row: CommandRow, options: Mapping[str, Json]) -> dict[str, Json]:
     """Return the request of a command as it is sent."""
     local = {option["field"] for option in options_of(row) if option.get("local")}
@@ -119,12 +130,12 @@ def run(work: Coroutine[None, None, T]) -> T:
 
 
 @contextmanager
-def reporting(*, is_quiet: bool) -> Iterator[Report]:
-    """Yield the function that receives the progress of a call."""
+def reporting(what: str, *, is_quiet: bool) -> Iterator[Report]:
+    """Yield the function that receives the progress of a call; until there is some, `what` is shown."""
     if is_quiet:
         yield silent
     elif sys.stderr.isatty():
-        line = StatusLine()
+        line = StatusLine(what)
         line.start()
         try:
             yield line
@@ -152,15 +163,15 @@ def paused(report: Report, ask: Ask) -> Ask:
 class StatusLine:
     """Progress on a terminal: one line that changes, after the first second."""
 
-    def __init__(self) -> None:
-        self._text = "…"
+    def __init__(self, what: str) -> None:
+        self._text = escape_controls(what)
         self._frame = 0
         self._timer: asyncio.TimerHandle | None = None
         self._is_drawn = False
 
     def __call__(self, step: Progress) -> None:
         """Take the newest step."""
-        self._text = progress_text(step) or "…"
+        self._text = progress_text(step) or self._text
 
     def start(self) -> None:
         """Draw the line from now on."""

@@ -300,8 +300,7 @@ def described_server(request: ServerAddRequest, space: Space) -> NewServer:
     drafted = draft_server(name, entry, findings, origin=origin, tool_id=id_for(name, ()))
     if drafted is None:
         raise InvalidManifest(name, [issue for issue in findings.issues if issue.is_error] or findings.issues)
-    values = {name: secret.reveal() for name, secret in findings.secrets.items()}
-    implied = needs_named(as_object(drafted["config"]), findings.issues, values)
+    implied = needs_named(as_object(drafted["config"]), findings.issues)
     drafted = with_needs(drafted, implied, granted)
     return NewServer(drafted, location, tuple(findings.issues), dict(findings.secrets))
 
@@ -413,8 +412,7 @@ class _ImportReader:
                 needed = {name: about for name, about in imported.variables.items() if name in names}
                 self.variables |= {name: _about(about, tool_id) for name, about in needed.items()}
             issues: list[Issue] = []
-            values = {name: secret.reveal() for name, secret in mine.items()}
-            manifest = with_needs({**draft.manifest, "tool_id": tool_id}, needs_named(config, issues, values))
+            manifest = with_needs({**draft.manifest, "tool_id": tool_id}, needs_named(config, issues))
             self._note(path, issues)
             self.servers.append(NewServer(manifest, location, secrets=mine, origin=origin, is_here=bool(same)))
 
@@ -668,7 +666,7 @@ async def _import(new: NewServer, request: ServersImportRequest, context: Contex
     access: dict[str, AnyJson] = {}
     if not request.dry_run:
         added.append(server := _trust(new.tool_id, new, context, accepts_first=request.accept))
-        access = _access(server, {name: secret.reveal() for name, secret in new.secrets.items()})
+        access = _access(server)
     is_renamed = new.tool_id != id_for(new.origin["name"], ())
     return ImportedEntry(
         server=new.tool_id,
@@ -681,7 +679,7 @@ async def _import(new: NewServer, request: ServersImportRequest, context: Contex
     )
 
 
-def _access(server: Tool, values: Mapping[str, str]) -> dict[str, AnyJson]:
+def _access(server: Tool) -> dict[str, AnyJson]:
     """Return what an imported server may reach and change, and how to let it reach a host if it reaches none."""
     config, reached = server.manifest.config, may_reach(server)
     access: dict[str, AnyJson] = {"may_reach": reached, "may_change": may_change(server)}
@@ -692,7 +690,8 @@ def _access(server: Tool, values: Mapping[str, str]) -> dict[str, AnyJson]:
     if known and known.note:
         access["note"] = known.note
     if reached == NO_NETWORK and known is None:
-        hosts = " ".join(f"--host {host}" for host in hosts_named(config, values)) or "--host HOST"
+        env = {name: text_of(value) for name, value in as_object(config.get("env")).items()}
+        hosts = " ".join(f"--host {host}" for host in hosts_named(command.args, env)) or "--host HOST"
         access["allow"] = f"kiwi mcp allow {server.id} {hosts}"
     return access
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import sys
@@ -56,9 +55,8 @@ from kiwi_mcp.primitives.process.spawn import find_program, search_path
 from kiwi_mcp.primitives.secrets.reveal import Variables
 from kiwi_mcp.store.mcp_definitions import McpDefinitions
 
-_PASSED = frozenset({"HOME", "PATH", "USER", "LANG", "TERM", "XDG_CONFIG_HOME", "CLAUDE_CONFIG_DIR"})
-"""The variables that a client's own command gets."""
 _OWN_TIMEOUT = 60.0
+"""How long a client's own command may take, in seconds."""
 
 
 class ConnectRequest(ProjectRequest, frozen=True, kw_only=True):
@@ -217,7 +215,7 @@ async def _by_own_command(change: ClientFileChange, client: str, scope: Scope, c
     for line in lines:
         try:
             program = find_program(line[0], search_path(), needed_by=known.title)
-            env = {name: value for name, value in os.environ.items() if name in _PASSED}
+            env = {"HOME": str(Path.home()), "PATH": search_path()}
             result = await run(ProcessSpec((program, *line[1:]), cwd=str(Path.home()), env=env, timeout=_OWN_TIMEOUT))
         except KiwiError as fault:
             fault.suggestion = f"Type it yourself: {'; '.join(f'`{shlex.join(one)}`' for one in lines)}."
