@@ -21,6 +21,7 @@ import context
 import discovery
 import gateways
 import isolation
+import journey
 import learning
 import listing
 import receipts
@@ -198,6 +199,7 @@ def main() -> None:
     servers, commands = starts.measure_servers(asked.turns), starts.measure_commands(asked.turns)
     sections = [
         _HEAD.format(commit=_commit(), machine=machine, python=platform.python_version(), turns=asked.turns),
+        journey.table(journey.measure()),
         table("From a call to a permitted plan", plans, "Resolve, verify, bind, authorize. Budget: under 1 ms, flat."),
         f"The first call of a new process among 10,000 known tools takes {second:.0f} ms.\n",
         table("Server start: spawn to an answered `tools/list`", servers, "Budget: 1.0 of the SDK or better."),

@@ -37,7 +37,7 @@ def test_the_reference_pages_match_the_code(root: Path) -> None:
 
 def test_every_error_code_is_documented_once(root: Path) -> None:
     page = (root / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
-    documented = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    documented = re.findall(r"^\| `(\w+)` \| [^\d]", page, re.MULTILINE)
     assert sorted(documented) == sorted(kind.code for kind in family(KiwiError) if kind.__module__ == errors.__name__)
 
 

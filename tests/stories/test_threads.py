@@ -203,7 +203,7 @@ def test_a_pipe_gets_the_result_alone_and_the_exit_code_says_how_it_ended(termin
         "thread …: completed; 2 turns, 240 tokens, 0.0000 USD",
     ]
     assert terminal.json("thread", "start", "study", "--wait", "--limit", "turns=1", code=10)["status"] == "exhausted"
-    assert terminal.json("thread", "start", "study", "--wait", code=2)["status"] == "failed"
+    assert terminal.json("thread", "start", "study", "--wait", code=1)["status"] == "failed"
     for limit in ("turns=-1", "trns=3"):
         assert "Traceback" not in terminal.run("thread", "start", "study", "--limit", limit, code=4).stderr
 

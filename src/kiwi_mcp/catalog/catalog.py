@@ -33,6 +33,7 @@ from kiwi_mcp.domain.errors import (
 )
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import SOURCE_TRAITS, Chain, ItemType, ReferredItem, Source, Tool
+from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Pin
 from kiwi_mcp.manifest.files import Stamps, are_fresh
 from kiwi_mcp.manifest.provider import has_providers
@@ -293,6 +294,14 @@ class Catalog:
             return ()
         used = ranked[0][1]
         return tuple(self._sentence(used, entry) for entry in _hiding(used, ranked, tool.digest))
+
+    def version_warning(self, tool: Tool) -> JsonObject:
+        """Return `version_warning` if a newer version of an item is in another source; it is never used by itself."""
+        ranked = [entry for _, entry in self._ranked(Ref(tool.id, item_type=tool.item_type)) if isinstance(entry, Card)]
+        used = next((entry for entry in ranked if entry.identity == tool.identity), None)
+        others = [one for one in ranked if used and one.source != used.source and one.semver > used.semver]
+        newer = max(others, key=lambda one: one.semver, default=None)
+        return {"version_warning": f"{newer.identity} is newer than {tool.identity}, which is used"} if newer else {}
 
     def is_reserved(self, name: str) -> bool:
         """Whether the name is that of a built-in link, which no other item can replace."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
@@ -37,6 +38,11 @@ def moment_in(word: str, text: str | None, now: datetime) -> int | None:
         issue = Issue(word, f"{text[:60]!r} is not a time", fix)
         raise InvalidRequest(f"`{word}`: {issue.reason}.", suggestion=issue.fix, issues=[issue.to_json()]) from error
     return milliseconds(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+
+
+def now_ms() -> int:
+    """Return the time now, in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
 
 
 def milliseconds(moment: datetime) -> int:

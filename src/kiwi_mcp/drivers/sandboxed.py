@@ -74,7 +74,7 @@ class Sandbox(Struct, frozen=True):
                 confined = await keep.enter_async_context(self._confined(spec))
             else:
                 confined = keep.enter_context(self.standing.backend.wrap(spec, self.profile))
-            watch = self._watch_of(confined)
+            watch = self._watch_of(confined) if self.profile.writable or confined.watch else None
             result = await subprocess.run(
                 confined.spec, secrets=secrets, report=report, handover=confined.handover, watch=watch
             )

@@ -106,7 +106,8 @@ def served_caller_may_ask(asked: Asked) -> None:
 
 def verb_is_permitted(asked: Asked) -> None:
     """A5 The rules let the caller ask this; while they cannot be read, the owner may look for the reason."""
-    asked.context.services.check_starter(asked.context.caller)
+    if asked.context.caller.origin.thread:
+        asked.context.services.check_starter(asked.context.caller)
     identity, resource = asked.context.caller.identity, asked.declared.resource
     try:
         verdict = ask(asked.context.services.authority.authorize, identity, resource, "verb")

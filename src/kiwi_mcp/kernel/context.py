@@ -312,7 +312,7 @@ class Services:
         if caller.grants:
             own = self.rights(replace(caller, grants=()))
             return lambda: reduce(narrow, caller.grants, own())
-        if self.sees_whole_registry(caller):
+        if self.serving(caller) is None or self.is_owner(caller):
             return partial(ask, self.authority.manage, caller.identity)
         return lambda: self._without_private(ask(self.authority.manage, caller.identity), caller.actor or PUBLIC_ACTOR)
 
@@ -369,7 +369,7 @@ class Services:
     def runs_or_error(self, caller: Caller) -> Runs | KiwiError:
         """Return where runs of a caller are recorded, or why they cannot be."""
         try:
-            runs = self.store.runs()
+            runs = self.store.open().runs
         except KiwiError as error:
             return error
         return runs.of(caller.name) if caller.name else runs

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.calls import NO_CALLER, Caller, Principal, Served
-from kiwi_mcp.domain.errors import Internal, KiwiError, ToolFailed, ToolNotFound, VerbNotFound
+from kiwi_mcp.domain.errors import Internal, KiwiError, PolicyDenied, ToolFailed, ToolNotFound, VerbNotFound
 from kiwi_mcp.domain.grants import Rights
 from kiwi_mcp.domain.items import ItemType
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
@@ -102,7 +102,9 @@ class Kernel:
             declared = find_verb(verb, payload)
         else:  # its module takes a moment, and is imported in a thread
             declared = await asyncio.to_thread(find_verb, verb, payload)
-        payload, strays = place_parameters(declared, payload)
+        strays: tuple[str, ...] = ()
+        if "parameters" not in payload:
+            payload, strays = place_parameters(declared, payload)
         recorder = self._services.recorder
         record = recorder.call(verb, declared, payload)
         if record is None:
@@ -293,12 +295,30 @@ class Kernel:
         """Return an error with the items that a search for an unknown name finds, and what was not searched."""
         if not isinstance(error, ToolNotFound):
             return error
+        if (private := await asyncio.to_thread(self._private, error, caller)) is not None:
+            return private
         if error.is_unknown:
             can_create = self._services.is_owner(caller) or not caller.name or caller.can_author
             error.suggest(await self._like(error, payload, caller), can_create=can_create)
         if not self._services.catalogs.project and payload.get("project_path") is None:
             error.suggestion = f"{error.suggestion} What is in a project is found with its `project_path`."
         return error
+
+    def _private(self, error: ToolNotFound, caller: Caller) -> PolicyDenied | None:
+        """Return the refusal of a private item to a user of the database; clients of a gateway see no such item."""
+        services, name = self._services, error.tool_id
+        if caller.name or services.served is not None:
+            return None
+        with suppress(KiwiError):
+            registry = services.store.registry_if_any()
+            hidden = registry.hidden_from(registry.actor) if registry else ()
+            for namespace in sorted(one for one, tool_id in hidden if tool_id == name):
+                return PolicyDenied(
+                    f"{namespace}/{name} is private, and {services.store.actor.name} is not a member of {namespace}.",
+                    suggestion=f"Ask a member; members have {namespace} below `namespaces` in ~/.ai/registry.yaml.",
+                    tool_id=name,
+                )
+        return None
 
     async def _like(self, error: ToolNotFound, payload: JsonObject, caller: Caller) -> Sequence[str]:
         """Return the items that the caller perhaps meant: those spelled nearly so, then what a search finds."""

@@ -84,7 +84,7 @@ class Store:
 
     def registry(self) -> Registry:
         """Return the registry as the owner sees it; one that cannot be opened is an error that says why."""
-        return (self._held() or self._open()).registry
+        return (self._held() or self.open()).registry
 
     def registry_if_any(self) -> Registry | None:
         """Return the registry, or None where the file of the store was never made: it is not made to find out."""
@@ -93,7 +93,7 @@ class Store:
 
     def authors(self) -> Authors:
         """Return who wrote what."""
-        return (self._held() or self._open()).authors
+        return (self._held() or self.open()).authors
 
     def authors_if_any(self) -> Authors | None:
         """Return who wrote what, or None where the file of the store was never made."""
@@ -110,16 +110,16 @@ class Store:
 
     def approvals(self) -> Approvals:
         """Return what waits for the owner, and the owner's rules."""
-        opened = self._held() or self._open()
+        opened = self._held() or self.open()
         return Approvals(opened.database, opened.settings.actor.name)
 
     def runs(self) -> Runs:
         """Return the runs."""
-        return self._open().runs
+        return self.open().runs
 
     def receipts(self) -> Receipts:
         """Return the receipts."""
-        return self._open().receipts
+        return self.open().receipts
 
     def receipts_if_open(self) -> Receipts | None:
         """Return the receipts, or None where the store would have to be opened first, which may take a while."""
@@ -128,7 +128,7 @@ class Store:
 
     def close_abandoned(self) -> None:
         """Mark what kernels that disappeared had started as unknown."""
-        close_abandoned(self._open().database, self.kernel_lock.is_gone)
+        close_abandoned(self.open().database, self.kernel_lock.is_gone)
 
     def audit_level(self) -> AuditLevel:
         """Return how much receipts tell: as the settings say by which the store was last opened."""
@@ -150,7 +150,7 @@ class Store:
         if (opened := self._current(settings)) is not None:
             return opened
         is_there = not settings.url.startswith(_FILE) or Path(settings.url.removeprefix(_FILE)).exists()
-        return self._open() if is_there else None
+        return self.open() if is_there else None
 
     def _current(self, settings: RegistrySettings) -> _Opened | None:
         """Return the store that is open, where it is the one that the owner means, and its file is still there."""
@@ -175,7 +175,8 @@ class Store:
             opened.database.close()
         self.kernel_lock.close()
 
-    def _open(self) -> _Opened:
+    def open(self) -> _Opened:
+        """Return the store, opened where it is not, or where the owner names another one."""
         settings = registry_settings(self.user)
         if (opened := self._current(settings)) is not None:
             return opened

@@ -438,11 +438,11 @@ def payload_of(verb: Verb, arguments: JsonObject) -> JsonObject:
 
 
 def place_parameters(verb: Verb | None, payload: JsonObject) -> tuple[JsonObject, tuple[str, ...]]:
-    """Return a request to run an item with its unknown arguments as `parameters`, if it has none, and their names.
+    """Return a request without `parameters` to run an item, with its unknown arguments as these, and their names.
 
     The verb refuses those that the item does not declare, once the caller is known to see the item.
     """
-    if verb is None or verb.wire != ("execute", "run") or "parameters" in payload:
+    if verb is None or verb.wire != ("execute", "run"):
         return payload, ()
     own = {name: value for name, value in payload.items() if name in _EXECUTE_KEYS or name == "action"}
     strays = {name: value for name, value in payload.items() if name not in own}

@@ -272,7 +272,7 @@ class Bubblewrap(Struct, frozen=True):
             )
         except OSError as fault:
             raise unlaid(fault) from fault
-        arguments.words += _laid(grants, [f"{STAGED}/{index}" for index in range(len(grants))], "", made.hidden)
+        arguments.words += _laid(grants, map(f"{STAGED}/{{}}".format, range(len(grants))), "", made.hidden)
         if cell.group is not None:
             group, bound = cell.group, partial(cell.limit, profile.limits)
         else:
@@ -335,23 +335,23 @@ def _made(base: BaseFileSystem, arguments: Instructions) -> Iterator[str]:
         yield from ("--perms", "0644", "--file", arguments.file_of(content), path)
 
 
-def _laid(grants: Sequence[OpenedGrant], sources: Sequence[str], kind: str, hidden: Iterable[str]) -> Iterator[str]:
+def _laid(grants: Sequence[OpenedGrant], sources: Iterable[str], kind: str, hidden: Iterable[str]) -> Iterator[str]:
     """Yield the options that mount the grants, and an empty folder or file over each hidden path.
 
     A missing path needs none. A grant that stays visible below a hidden folder is mounted on the empty one.
     """
-    binds = [
-        (grant, (f"--{'' if grant.is_writable else 'ro-'}bind{kind}", source, grant.path))
-        for grant, source in zip(grants, sources, strict=True)
-    ]
-    for grant, words in binds:
-        if not grant.is_shown:
+    shown: dict[str, tuple[str, ...]] = {}
+    for grant, source in zip(grants, sources, strict=True):
+        words = (f"--{'' if grant.is_writable else 'ro-'}bind{kind}", source, grant.path)
+        if grant.is_shown:
+            shown[grant.path] = words
+        else:
             yield from words
     for path in hidden:
         if os.path.isdir(path):  # noqa: PTH112 - at every start
             yield from ("--perms", "0555", "--tmpfs", path)
-            for grant, words in binds:
-                if grant.is_shown and grant.path.startswith(f"{path}/"):
+            for inner, words in shown.items():
+                if inner.startswith(f"{path}/"):
                     yield from words
             yield from ("--remount-ro", path)
         elif os.path.exists(path):  # noqa: PTH110 - as above

@@ -50,20 +50,17 @@ def open_grants(profile: SandboxProfile, needed: Iterable[str], keep: ExitStack)
     `needed` are readable paths that the process could not run without.
     """
     wanted = {**dict.fromkeys((*needed, *profile.readable), False), **dict.fromkeys(profile.writable, True)}
+    hidden, trusted = tuple(map("{}/".format, profile.hidden)), tuple(map("{}/".format, profile.trusted))
     opened: dict[str, OpenedGrant] = {}
     for path in sorted(wanted, key=methodcaller("count", "/")):
         outer = path
         while (outer := outer.rpartition("/")[0]) and outer not in opened:
             pass
-        is_shown = not wanted[path] and _is_below(path, profile.hidden) and _is_below(path, profile.trusted)
+        is_shown = not wanted[path] and path.startswith(hidden) and path.startswith(trusted)
         # One inside a folder that has the same access is given with the folder.
         if outer not in opened or opened[outer].is_writable != wanted[path] or is_shown > opened[outer].is_shown:
             opened[path] = _open_grant(path, keep, is_writable=wanted[path], is_shown=is_shown)
     return tuple(opened.values())
-
-
-def _is_below(path: str, folders: Sequence[str]) -> bool:
-    return any(path.startswith(f"{folder}/") for folder in folders)
 
 
 def _open_grant(path: str, keep: ExitStack, *, is_writable: bool, is_shown: bool) -> OpenedGrant:

@@ -14,7 +14,7 @@ from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.records import LIFETIME_MS, Approval, ApprovalRule, ApprovalStatus
 from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, within
 from kiwi_mcp.store.runs import new_run
-from kiwi_mcp.store.sql import clean
+from kiwi_mcp.store.sql import clean, id_range
 
 MOST_PENDING = 20
 """How many questions of one actor may wait."""
@@ -62,8 +62,6 @@ _ADD_RULE = (
     f"insert into approval_rules (owner, {', '.join(_RULE_COLUMNS)})"  # noqa: S608 - as above
     f" values (?, {', '.join('?' * len(_RULE_COLUMNS))})"
 )
-_LAST_LETTER = "["
-"""The letter after the last that an id can hold, which ends all ids that begin so."""
 
 
 class Approvals:
@@ -211,7 +209,7 @@ class Approvals:
     def remove_rule(self, wanted: str) -> ApprovalRule:
         """Take a rule back, and return it."""
         with within(_PATIENCE), self._database.transaction() as transaction:
-            rows = transaction.read(f"{_READ_RULES} and id >= ? and id < ?", (self._owner, *_beginning(wanted)))
+            rows = transaction.read(f"{_READ_RULES} and id >= ? and id < ?", (self._owner, *id_range(wanted)))
             if len(rows) != 1:
                 raise ApprovalNotFound(wanted, what="rule", is_several=bool(rows))
             rule = _rule(rows[0])
@@ -269,7 +267,7 @@ class Approvals:
         return _approval(rows[0]) if rows else None
 
     def _found(self, source: Database | Transaction, wanted: str) -> Approval:
-        statement, values = f"{_READ} and id >= ? and id < ?", (self._owner, *_beginning(wanted))
+        statement, values = f"{_READ} and id >= ? and id < ?", (self._owner, *id_range(wanted))
         rows = source.read(f"{statement} limit 2", values)
         if len(rows) > 1:  # of several, the one that still waits is meant
             rows = source.read(f"{statement} and status = 'pending' limit 2", values) or rows
@@ -296,11 +294,6 @@ def _stripped(approval: Approval) -> Approval:
     preview = "\n".join(_UNKEPT if line.startswith(_INPUTS) else line for line in lines)
     plan = {word: approval.plan[word] for word in _LASTING if word in approval.plan}
     return replace(approval, plan=plan, preview=preview, request=None)
-
-
-def _beginning(wanted: str) -> tuple[str, str]:
-    start = clean(wanted.upper())
-    return start, f"{start}{_LAST_LETTER}"
 
 
 def _current(approval: Approval, now: int) -> Approval:

@@ -6,13 +6,13 @@ of the thread, `spend` and the token classes what it adds to the usage. A child'
 
 from __future__ import annotations
 
-import time
 from typing import Literal, TypeAlias, cast
 
 from msgspec import Struct
 
 from kiwi_mcp.domain.errors import BudgetExceeded, LeaseLost, ThreadEnded
 from kiwi_mcp.domain.threads import Thread, ThreadUsage
+from kiwi_mcp.domain.times import now_ms
 from kiwi_mcp.store.database import Database, Row, Transaction, Value, quick_transaction
 from kiwi_mcp.store.runs import new_run
 from kiwi_mcp.store.sql import clean
@@ -117,7 +117,7 @@ class Budget:
     ) -> Reservation | Refusal:
         """Reserve money and tokens for one request; a limit of n allows exactly n."""
         with quick_transaction(self._database) as transaction:
-            return reserve(transaction, thread, attempt, micros, tokens, day_limits, now or _now())
+            return reserve(transaction, thread, attempt, micros, tokens, day_limits, now or now_ms())
 
     def settle(
         self, reservation: Reservation, micros: int, usage: ThreadUsage, *, model: str = "", price_source: str = ""
@@ -143,7 +143,7 @@ class Budget:
     def return_rest(self, child_id: str) -> bool:
         """Give what an ended child did not use back to its parent; return whether that was done now."""
         with quick_transaction(self._database) as transaction:
-            return return_rest(transaction, child_id, _now())
+            return return_rest(transaction, child_id, now_ms())
 
     def ledger(self, thread_id: str) -> tuple[LedgerEntry, ...]:
         """Return the ledger of a thread, of a root with that of its whole tree, the oldest entry first."""
@@ -187,7 +187,7 @@ def settle(
 ) -> bool:
     """Close a reservation inside a transaction; return False if it was closed before. No lease is needed."""
     entry = LedgerEntry(
-        new_run(now := _now())[0], reservation.id, reservation.thread_id, reservation.root_id, now, kind,
+        new_run(now := now_ms())[0], reservation.id, reservation.thread_id, reservation.root_id, now, kind,
         reservation.attempt, -reservation.micros, -reservation.tokens, micros, usage.input_tokens,
         usage.cache_read_tokens, usage.cache_write_tokens, usage.output_tokens, int(usage.is_estimated),
         clean(model), clean(price_source),
@@ -300,7 +300,3 @@ def _rest(transaction: Transaction, thread_id: str) -> Row:
     if not rows:
         raise LeaseLost(thread_id)
     return rows[0]
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000

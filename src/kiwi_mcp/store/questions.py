@@ -9,7 +9,7 @@ from kiwi_mcp.domain.errors import ThreadNotFound
 from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.threads import ThreadQuestion
 from kiwi_mcp.store.database import Database, Row, Transaction, Value, quick_transaction
-from kiwi_mcp.store.sql import clean
+from kiwi_mcp.store.sql import clean, id_range
 
 _COLUMNS = ThreadQuestion.__struct_fields__
 _JSON = ("message", "schema", "answer")
@@ -21,8 +21,6 @@ _ADD = (
 )
 _ANSWER = """update questions set status = 'answered', answer = ?, answered_by = ?, answered_at = ?
   where owner = ? and id = ? and status = 'open' and expires_at > ?"""
-_LAST_LETTER = "["
-"""The letter after the last that an id can hold, which ends all ids that begin so."""
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -35,10 +33,8 @@ class Questions:
 
     def get(self, wanted: str) -> ThreadQuestion:
         """Return a question by its id, or by the beginning of its id."""
-        start = clean(wanted.upper())
-        rows = self._database.read(
-            f"{_READ} and id >= ? and id < ? limit 2", (self._owner, start, f"{start}{_LAST_LETTER}")
-        )
+        start, end = id_range(wanted)
+        rows = self._database.read(f"{_READ} and id >= ? and id < ? limit 2", (self._owner, start, end))
         if len(rows) != 1 or not start:
             raise ThreadNotFound(wanted, what="question", is_several=bool(rows and start))
         return _question(rows[0])

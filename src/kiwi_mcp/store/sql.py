@@ -18,6 +18,12 @@ def plain(values: Sequence[Value]) -> Sequence[Value]:
     return [clean(value) if type(value) is str else value for value in values]
 
 
+def id_range(wanted: str) -> tuple[str, str]:
+    """Return the first id that begins with a text, and the first that comes after all of them."""
+    start = clean(wanted.upper())
+    return start, f"{start}["  # `[` comes after the last letter of an id
+
+
 def clean(text: str) -> str:
     """Return a text as every database can hold it."""
     return text[:LONGEST].encode(errors="replace").decode().replace("\0", "\ufffd")

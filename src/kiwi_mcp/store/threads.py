@@ -7,7 +7,6 @@ the row, so `verify` rebuilds the row and compares. Only the process that has th
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Literal, cast
@@ -37,12 +36,12 @@ from kiwi_mcp.domain.threads import (
     ThreadStatus,
     ThreadUsage,
 )
-from kiwi_mcp.domain.times import iso, run_id
+from kiwi_mcp.domain.times import iso, now_ms, run_id
 from kiwi_mcp.store.budget import COUNTERS, carve, charge_open, ledger_sums, return_rest
 from kiwi_mcp.store.database import Database, Row, Transaction, Value, quick_transaction
 from kiwi_mcp.store.questions import erase_questions, withdraw
 from kiwi_mcp.store.runs import ADD_BLOB, drop_blob
-from kiwi_mcp.store.sql import clean
+from kiwi_mcp.store.sql import clean, id_range
 
 STALE_MS = 15_000
 """After how many milliseconds without a beat another process may take a thread."""
@@ -51,8 +50,6 @@ INLINE_LIMIT = 16_000
 KIND = b"kiwi-thread-event-v1\n"
 """The prefix of the hashed data of an event, so that its hash cannot match another kind of data."""
 _ALL = 2**31 - 1
-_LAST_LETTER = "["
-"""The letter after the last that an id can hold, which ends all ids that begin so."""
 _FIX = "Compare it with an export or a backup."
 _FIXED = (
     "id", "owner", "kind", "item", "directive", "digest", "starter", "project", "parent_id", "root_id", "depth",
@@ -177,10 +174,8 @@ class Threads:
 
     def get(self, wanted: str) -> Thread:
         """Return one thread by its id, or by the beginning of its id."""
-        start = clean(wanted.upper())
-        rows = self._database.read(
-            f"{_READ} where owner = ? and id >= ? and id < ? limit 2", (self._owner, start, f"{start}{_LAST_LETTER}")
-        )
+        start, end = id_range(wanted)
+        rows = self._database.read(f"{_READ} where owner = ? and id >= ? and id < ? limit 2", (self._owner, start, end))
         if len(rows) != 1 or not start:
             raise ThreadNotFound(wanted, is_several=bool(rows and start))
         return _thread(self._database, rows[0])
@@ -332,7 +327,7 @@ def append_in(
 ) -> AppendedEvents:
     """Append events inside a transaction, under the lease, behind the last event: parallel calls append as well."""
     thread = _latest(transaction, thread)
-    at = max(time.time_ns() // 1_000_000, thread.updated_at)
+    at = max(now_ms(), thread.updated_at)
     made = _projection(transaction, thread, changes, at) if changes is not None else _Projection({}, {}, {}, {})
     values = made.sets
     if (status := values.get("status")) in ENDED:
@@ -345,7 +340,7 @@ def append_in(
 
 
 def _latest(transaction: Transaction, thread: Thread) -> Thread:
-    """Return the thread with its last event as it is in the transaction; a lost lease is raised."""
+    """Return the thread with its last event as it is in the transaction; with a lost lease, as it was given."""
     rows = transaction.read(
         "select seq, head, updated_at from threads where id = ? and lease = ? and ended_at = 0",
         (thread.id, thread.lease),

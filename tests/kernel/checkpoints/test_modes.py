@@ -76,7 +76,11 @@ def test_settings_of_the_owner_and_the_item_are_respected(git: Git, run: Run, to
 
 @pytest.mark.req("K-GI-01")
 def test_a_changing_run_offers_a_checkpoint(git: Git, run: Run, tool: Tool) -> None:
-    assert "checkpoint: true" in as_text(as_object(run("true", checkpoint=False)["checkpoint"])["hint"])
+    offered = run("true", checkpoint=False)
+    assert "checkpoint: true" in as_text(as_object(offered["checkpoint"])["hint"])
+    assert offered["checkpoint_recommended"] is True
+    assert '"item_id":"git_checkpoint","parameters":{"operation":"change"}' in as_text(offered["checkpoint_hint"])
+    assert "checkpoint_recommended" not in run("true")
     tool(mutates_state=False, checkpoint="auto")
     assert "checkpoint" not in run("true", checkpoint=False)
     tool(checkpoint="disabled")

@@ -245,3 +245,17 @@ def test_a_refusing_remote_leaves_nothing_published(ann: Machine, a_machine: Mak
     assert ann.refused("publish", "greet", share) == "version_conflict"
     assert ann.refused("publish", "greet", {"to": "nowhere"}) == "remote_not_found"
     assert held(ann) == []
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_a_private_item_of_a_shared_database_is_not_permitted_and_nobody_is_told_to_create_it(
+    a_machine: MakeMachine, tmp_path: Path
+) -> None:
+    url = f"sqlite://{tmp_path}/shared.db"
+    ann, bob = a_machine("ann", namespaces=["acme"], url=url), a_machine("bob", namespaces=["other"], url=url)
+    ann.publish("invoice", visibility="private")
+
+    for item in ("acme/invoice", "invoice"):
+        refused = bob.ask("execute", item_id=item).content
+        assert (refused["code"], "create" in str(refused["suggestion"])) == ("not_permitted", False)
+    assert bob.ask("execute", item_id="acme/nothing").content["code"] == "tool_not_found"

@@ -78,6 +78,15 @@ async def test_a_model_that_fails_ends_the_thread_with_a_reason(agents: Agents, 
     assert verified.content["valid"] is True
 
 
+async def test_a_directive_falls_back_to_a_model_that_there_is(agents: Agents) -> None:
+    agents.directive("study", model='<model tier="huge" fallback="fast"/>')
+    agents.directive("bad", model='<model tier="huge"/>')
+    await agents.sign("study", "bad")
+    agents.model.will(say("Done."))
+    assert (await agents.start("study"))["status"] == "completed"
+    assert "huge" in (await agents.start("bad"))["message"]
+
+
 async def test_a_missing_key_is_named_before_anything_is_sent(agents: Agents) -> None:
     agents.directive("study")
     await agents.sign("study")

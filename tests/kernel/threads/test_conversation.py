@@ -68,6 +68,12 @@ async def test_a_stopped_turn_keeps_its_text_and_the_conversation_continues(agen
     (reply,) = [event for event in shown["events"] if event["kind"] == "model"]
     assert reply["is_stopped"]
     assert reply["parts"][0]["text"].startswith("One, ")
+    costs: Any = (await agents.call("thread", action="costs", thread_id=thread_id)).content
+    reserved, settled = costs["entries"]
+    assert settled["kind"] == "settle", "a stopped turn is charged by an estimate, not at its reservation"
+    assert costs["usage"]["estimated"]
+    assert 0 < settled["output_tokens"] < 10
+    assert settled["input_tokens"] < reserved["reserved_tokens"] // 2
     text, _, answer = await talk(agents, "Are you there?", thread_id)
     assert (text, answer["status"]) == ("Yes.", "waiting")
     assert "One, " in json.dumps(agents.model.requests[-1].messages)

@@ -157,3 +157,30 @@ async def test_a_changed_directive_is_a_changed_thread_in_plan_chain_and_lock(ag
     refused = await agents.call("execute", item_id="student", frozen=True)
     assert refused.content["code"] == "lock_mismatch", refused.content
     assert agents.model.requests == []
+
+
+@pytest.mark.req("K-GI-01")
+@pytest.mark.usefixtures("processes")
+async def test_git_checkpoint_lists_checkpoints_inside_a_thread(agents: Agents) -> None:
+    agents.model.will(use("execute", item_id="checkpoints"), use("return", reason="no_changes", state="unchanged"))
+    done = await agents.start("git_checkpoint", inputs={"operation": "change"})
+    assert (done["status"], done["result"]["state"]) == ("completed", "unchanged"), done
+    assert r"\"checkpoints\":[]" in json.dumps(agents.model.requests[-1].messages)
+    agents.directive("study", permissions='<execute resource="tool" id="other"/>')
+    await agents.sign("study")
+    agents.model.will(use("execute", item_id="checkpoints"), say("Refused."))
+    refused = await agents.start("study")
+    results = [one for one in await agents.events(refused["thread_id"]) if one["kind"] == "result"]
+    assert [one["status"] for one in results] == ["not_permitted"]
+
+
+async def test_a_newer_version_elsewhere_is_a_warning(agents: Agents) -> None:
+    agents.directive("study")
+    agents.directive("study", folder=agents.project / ".ai")
+    path = agents.user / "directives" / "study.md"
+    assert "version_warning" not in await agents.read("execute", item_id="study", item_type="directive")
+    path.write_text(path.read_text().replace('version="1.0.0"', 'version="1.2.0"'))
+    ran = await agents.read("execute", item_id="study", item_type="directive")
+    assert ran["version_warning"] == "user/local/study@1.2.0 is newer than project/local/study@1.0.0, which is used"
+    assert ran["status"] == "ready"
+    assert (await agents.read("load", item_id="study"))["version_warning"] == ran["version_warning"]

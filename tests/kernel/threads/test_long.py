@@ -31,6 +31,7 @@ config:
 """
 LIMITS = '<limits turns="100000" tokens="1000000000" tool_calls="100000" duration="3600"/>'
 BIRD = "A kiwi is a bird. " * 100
+SOAK = (pytest.mark.soak, pytest.mark.timeout(900))
 EARLY = 40
 """After how many turns nothing is loaded for the first time any more."""
 
@@ -65,8 +66,8 @@ def traced() -> Iterator[None]:
     ("dialect", "turns"),
     [
         ("openai_chat", 100),
-        pytest.param("openai_chat", 1_000, marks=pytest.mark.soak),
-        pytest.param("anthropic", 1_000, marks=pytest.mark.soak),
+        pytest.param("openai_chat", 1_000, marks=SOAK),
+        pytest.param("anthropic", 1_000, marks=SOAK),
     ],
 )
 async def test_the_memory_of_a_thread_grows_by_its_conversation_alone(

@@ -305,6 +305,25 @@ def test_without_a_terminal_each_line_is_a_turn(project: Path, scripted_model: S
 
 
 @pytest.mark.usefixtures("user")
+def test_a_conversation_continues_and_is_not_listed_while_it_is_idle(
+    project: Path, scripted_model: ScriptedModel
+) -> None:
+    assert "no conversation to continue" in piped(project, "hi\n", "--continue").stderr
+    scripted_model.will(say("One."), say("Two."), say("Three."))
+    assert piped(project, "I am Ada\n").returncode == 0
+    listed = kiwi(project, "thread", "list")
+    assert (listed.stdout, "There are no threads" in listed.stderr) == ("", True)
+    (row,) = kiwi(project, "thread", "list", "--conversations").stdout.splitlines()
+    assert kiwi(project, "thread", "list", "--all").stdout.split()[0] == row.split()[0]
+    done = piped(project, "Who am I?\n", "--continue")
+    assert (done.returncode, done.stdout) == (0, "Two.\n"), done.stderr
+    assert "One." in done.stderr
+    assert "I am Ada" in json.dumps(scripted_model.requests[-1].messages)
+    assert piped(project, "And now?\n", "--continue", row.split()[0]).stdout == "Three.\n"
+    assert piped(project, "hi\n", "hello").returncode == 4
+
+
+@pytest.mark.usefixtures("user")
 def test_json_has_one_object_for_each_turn(project: Path, scripted_model: ScriptedModel) -> None:
     scripted_model.will(say("One."), use("help"), use("ask", question="Sure?"), say("Two."), fail(401))
     done = piped(project, "first\nsecond\nyes\nthird\n", "--json")

@@ -220,6 +220,11 @@ def _counted(reply: ModelReply, request: bytes) -> ModelReply:
     """Return a reply with an estimate of its tokens."""
     texts = [part.text for part in reply.parts if isinstance(part, TextPart | ReasoningPart)]
     texts += [part.name + part.arguments for part in reply.parts if isinstance(part, ToolCallPart)]
-    written = sum(map(len, texts))
-    usage = TokenUsage(input=-(-len(request) // _TOKEN_LENGTH), output=-(-written // _TOKEN_LENGTH), is_estimated=True)
-    return msgspec.structs.replace(reply, usage=usage)
+    return msgspec.structs.replace(reply, usage=estimated_usage(request, "".join(texts)))
+
+
+def estimated_usage(request: bytes, reply: str) -> TokenUsage:
+    """Return about how many tokens a request and the text of its reply have."""
+    return TokenUsage(
+        input=-(-len(request) // _TOKEN_LENGTH), output=-(-len(reply) // _TOKEN_LENGTH), is_estimated=True
+    )

@@ -32,6 +32,11 @@ def worst_case_micros(input_tokens: int, max_output: int, choice: ModelChoice) -
     return max(costs, default=None)
 
 
+def price_source(choice: ModelChoice) -> str:
+    """Return where the price of a model comes from: the owner's file of the provider, or the table."""
+    return "genai-prices" if choice.price is None else "owner"
+
+
 def context_window(choice: ModelChoice) -> int | None:
     """Return the size of a model's context in tokens, as declared or as the table has it; None if it is not known."""
     if choice.context:

@@ -328,9 +328,10 @@ class ServerConnection:
     def _was_greeted(self) -> bool:
         return self._greeted.done() and not self._greeted.cancelled() and self._greeted.exception() is None
 
-    def lacking(self, said: str, denied: Sequence[str]) -> str:
+    def lacking(self, said: str, denied: Sequence[str], *, is_silent: bool) -> str:
         """Return what to type if the server fails because its sandbox does not provide something."""
-        return lacking(self.server, said, denied, self._wire.refused() if self._wire is not None else ())
+        earlier = self._wire.refused() if self._wire is not None else ()
+        return lacking(self.server, said, denied, earlier, is_silent=is_silent)
 
     @property
     def is_outdated(self) -> bool:

@@ -226,7 +226,7 @@ class McpDriver:
                 sent = lease.connection.left()
                 if outcome.status == "error":
                     lease.connection.save_log()
-                    if remedy := lease.connection.lacking(outcome.message, denied_in(sent)):
+                    if remedy := lease.connection.lacking(outcome.message, denied_in(sent), is_silent=not sent):
                         outcome = replace(outcome, suggestion=remedy)
                 if outcome.status == "error" and request.not_passed:
                     outcome = replace(outcome, suggestion=request.not_passed[0].suggestion)

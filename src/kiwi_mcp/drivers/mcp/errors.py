@@ -46,10 +46,18 @@ _OURS = (f"{HOME}/", "/proc/", "/dev/", "/sys/", "/etc/")
 _WEB_PORT = re.compile(r":(?:80|443)$")
 
 
-def lacking(server: ServerConfig, said: str, denied: Sequence[str] = (), earlier: Sequence[str] = ()) -> str:
+def lacking(
+    server: ServerConfig,
+    said: str,
+    denied: Sequence[str] = (),
+    earlier: Sequence[str] = (),
+    *,
+    is_silent: bool = False,
+) -> str:
     """Return what to type where a server seems to fail for want of a path or a host; nothing where it does not.
 
     `said` is its last output, `denied` are the hosts that the proxy denied meanwhile, `earlier` those before that.
+    `is_silent` says that nothing was sent through the proxy.
     """
     if server.transport != "stdio" or server.profile.level in {"trusted", "standard"}:
         return ""
@@ -59,6 +67,10 @@ def lacking(server: ServerConfig, said: str, denied: Sequence[str] = (), earlier
     more = ""
     if not words and is_unreached and not server.profile.hosts:
         words, more = ["--host HOST"], " (HOST as in api.example.com; '*' is any public host)"
+    if not words and is_unreached and is_silent and server.package and server.package.kind == "node":
+        return (
+            "Node before version 22.21 does not use the proxy of its sandbox: install a newer one (`node --version`)."
+        )
     if not words:
         return ""
     listed = " ".join(dict.fromkeys(words[:_MOST]))

@@ -23,7 +23,7 @@ from kiwi_mcp.primitives.process.spawn import completed
 
 Mode = Literal["auto", "explicit", "disabled"]
 MODES: tuple[Mode, ...] = get_args(Mode)
-_OFFER: JsonObject = {
+OFFER: JsonObject = {
     "saved": False,
     "hint": "This tool changes state. Send `checkpoint: true` (`--checkpoint`) to be able to undo a run.",
 }
@@ -103,7 +103,7 @@ async def guard_of(space: Space, owner: str, chain: Chain, plan: Plan, run_id: s
         raise not_made(f"checkpoints of {tool.id!r} are disabled.")
     if wanted.is_elsewhere and wanted.is_asked:
         return Unguarded(_ELSEWHERE)
-    return Unguarded(_OFFER) if wanted.is_offered else UNGUARDED
+    return Unguarded(OFFER) if wanted.is_offered else UNGUARDED
 
 
 def not_made(reason: str) -> Unavailable:

@@ -38,7 +38,8 @@ async def _obey(work: ThreadWork, moment: HookEvent, action: HookAction) -> Step
     message = f"A hook for `{moment}` decided: {action}."
     match action:
         case "fail":
-            return await end(work, "failed", "error", code="hook_failed", message=_reason(work, moment) or message)
+            reason = work.state.hook_reasons.get(moment) or message
+            return await end(work, "failed", "error", code="hook_failed", message=reason)
         case "abort":
             return await end(work, "cancelled", "cancelled", code="hook_aborted", message=message)
         case "skip" if moment == "before_step":
@@ -51,10 +52,6 @@ async def _obey(work: ThreadWork, moment: HookEvent, action: HookAction) -> Step
             return await pause(work)
         case _:
             return None
-
-
-def _reason(work: ThreadWork, key: str) -> str:
-    return work.state.hook_reasons.get(key, "")
 
 
 async def hook_action(

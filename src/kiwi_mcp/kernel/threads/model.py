@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 from msgspec import to_builtins
@@ -11,11 +12,11 @@ from msgspec import to_builtins
 from kiwi_mcp.domain.errors import KiwiError, ModelFailed
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.messages import Message, ModelReply, Prompt, ReplyDelta, TextPart
-from kiwi_mcp.domain.plan import Plan
+from kiwi_mcp.domain.plan import HttpSpec, Plan
 from kiwi_mcp.domain.threads import NewEvent, ThreadChanges, ThreadUsage
 from kiwi_mcp.drivers.llm.conversation import Conversation
-from kiwi_mcp.drivers.llm.model import bind_request, complete
-from kiwi_mcp.drivers.llm.prices import cost_micros, worst_case_micros
+from kiwi_mcp.drivers.llm.model import bind_request, complete, estimated_usage
+from kiwi_mcp.drivers.llm.prices import cost_micros, price_source, worst_case_micros
 from kiwi_mcp.drivers.llm.provider import ModelChoice
 from kiwi_mcp.kernel.pipeline import permit_model_request
 from kiwi_mcp.kernel.recorder import CallRecord
@@ -70,26 +71,55 @@ def _unseen(_: ReplyDelta) -> None:
 async def _send(
     work: ThreadWork, plan: Plan, reservation: Reservation, observe: Callable[[ReplyDelta], None]
 ) -> ModelReply:
-    """Send a request that is paid for; one that was lost is charged whole, one that was never answered not at all."""
-    choice = work.choice
+    """Send a request that is paid for.
+
+    One that was lost is charged whole, and one that was never answered not at all. One that was stopped is charged by
+    an estimate of what was sent and streamed: the provider counts only at the end of a stream.
+    """
+    choice, pieces, is_sent = work.choice, list[str](), False
+
+    def collect(delta: ReplyDelta) -> None:
+        pieces.append(delta.text)
+        observe(delta)
+
     try:
         if work.replies is not None:
             return work.replies.next()
         plan, secrets = permit_model_request(plan, work.provider, work.model_context())
         async with asyncio.timeout(max(1.0, work.thread.limits.seconds - work.seconds())):
             await work.rates.wait(choice.provider, choice.requests_per_minute)
-            return await complete(plan, choice, secrets, observe)
+            is_sent = True
+            return await complete(plan, choice, secrets, collect)
     except TimeoutError as slow:
         await work.close_reservation(reservation, is_used=True)
         raise ModelRefused("duration") from slow
     except KiwiError as error:
         await work.close_reservation(reservation, is_used=isinstance(error, ModelFailed) and error.is_lost)
         raise
-    except BaseException:  # cancelled, or a fault of ours: it may have been answered
+    except asyncio.CancelledError:
+        stopped = _close_stopped(work, plan, reservation, "".join(pieces), is_sent=is_sent)
+        await asyncio.shield(stopped)
+        raise
+    except BaseException:  # a fault of ours: it may have been answered
         await asyncio.shield(work.close_reservation(reservation, is_used=True))
         raise
     finally:
         await work.finish_stream()
+
+
+async def _close_stopped(work: ThreadWork, plan: Plan, reservation: Reservation, text: str, *, is_sent: bool) -> None:
+    """Charge what a stopped request used, as far as it is known, and never more than was reserved."""
+    if not is_sent:
+        await work.close_reservation(reservation, is_used=False)
+        return
+    request = plan.spec.data if isinstance(plan.spec, HttpSpec) else b""
+    usage = estimated_usage(request, text)
+    sent = min(usage.input, reservation.tokens)
+    received = min(usage.output, reservation.tokens - sent)
+    used = ThreadUsage(input_tokens=sent, output_tokens=received, is_estimated=True)
+    cost = min(cost_micros(usage, work.choice) or 0, reservation.micros)
+    await work.stores.do(partial(work.stores.budget.settle, reservation, cost, used, model=work.choice.model))
+    await work.sync()
 
 
 async def _append(
@@ -120,7 +150,14 @@ async def _append(
 
     def also(transaction: Transaction) -> None:
         is_replayed = work.replies is not None  # nothing was sent or spent
-        settle(transaction, reservation, 0 if is_replayed else cost or 0, used, model=reply.model)
+        settle(
+            transaction,
+            reservation,
+            0 if is_replayed else cost or 0,
+            used,
+            model=reply.model,
+            price_source=price_source(choice),
+        )
         if not is_replayed:
             append(transaction, msgspec.structs.replace(receipt, cost_micros=cost or 0))
 
@@ -130,7 +167,7 @@ async def _append(
 async def _reserve(work: ThreadWork, prompt: Callable[[int], Prompt], size: int) -> tuple[Prompt, Reservation]:
     """Return a prompt of at most `size` tokens with its worst cost reserved; its output is shortened to what fits."""
     choice = work.choice
-    output = min(choice.max_output, work.max_output)
+    output = choice.default_max_tokens
     while True:
         # A price that is not known was confirmed by the owner before; what is replayed costs nothing.
         worst = 0 if work.replies is not None else worst_case_micros(size, output, choice) or 0

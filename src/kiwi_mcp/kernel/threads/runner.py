@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import secrets
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -19,6 +18,7 @@ from kiwi_mcp.domain.errors import KiwiError, PolicyDenied, ThreadEnded, ThreadT
 from kiwi_mcp.domain.json import Json, as_list, as_object, as_text
 from kiwi_mcp.domain.messages import ToolCallPart
 from kiwi_mcp.domain.threads import NewEvent, Thread, ThreadChanges, ThreadEvent, ThreadObserver, unobserved
+from kiwi_mcp.domain.times import now_ms
 from kiwi_mcp.engine.inline import run_to_wait
 from kiwi_mcp.kernel.context import Services
 from kiwi_mcp.kernel.threads.cassette import RecordedReplies
@@ -41,7 +41,7 @@ class ThreadRunner:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._stores = ThreadStores(services)
+        self.stores = ThreadStores(services)
         self._tasks: dict[str, asyncio.Task[Step]] = {}
         self._beating: asyncio.Task[None] | None = None
         self._is_closing = False
@@ -49,11 +49,6 @@ class ThreadRunner:
         self._replies: dict[str, RecordedReplies] = {}
         self.is_background = False
         """Whether other processes show what the threads of this one write."""
-
-    @property
-    def stores(self) -> ThreadStores:
-        """What the store has of threads."""
-        return self._stores
 
     def start(self, thread_id: str, starter: Caller, observe: ThreadObserver = unobserved) -> asyncio.Task[Step]:
         """Run a thread in the background until it waits or has ended."""
@@ -83,7 +78,7 @@ class ThreadRunner:
         if self._tasks.get(thread_id) is task:
             del self._tasks[thread_id]
         if not task.cancelled():
-            task.exception()  # whoever waits for the task gets it; for others the row has the status
+            task.exception()  # marks it as read: the caller gets it from the task, others see the status in the row
 
     def start_child(self, child: Thread, parent_starter: Caller) -> asyncio.Task[Step]:
         """Run a child thread in this process."""
@@ -94,17 +89,17 @@ class ThreadRunner:
 
         Where a process died in the hook, the child that it made continues.
         """
-        threads = self._stores.threads
-        known = await self._stores.do(lambda: self._spawned(threads.events(parent.id), key))
+        threads = self.stores.threads
+        known = await self.stores.do(lambda: self._spawned(threads.events(parent.id), key))
         events = first_events(child, start, key)
-        made = known or (await self._stores.do(lambda: threads.spawn(parent, child, *events, is_counted=False)))[1]
+        made = known or (await self.stores.do(lambda: threads.spawn(parent, child, *events, is_counted=False)))[1]
         if made.is_ended:
             return made
         task = self.start_child(made, starter)
         try:
             await asyncio.wait({task})
         finally:
-            ended = await self._stores.do(lambda: threads.get(made.id))
+            ended = await self.stores.do(lambda: threads.get(made.id))
             if not ended.is_ended and not self._is_closing:
                 await self.cancel(ended)
         return ended
@@ -116,16 +111,16 @@ class ThreadRunner:
 
     async def spawn(self, wanted: StartRequest, caller: Caller) -> Thread:
         """Start a child of the thread that calls, in this process; the same call made again returns the same child."""
-        threads, key = self._stores.threads, caller.origin.key
-        parent = await self._stores.do(lambda: threads.get(caller.origin.thread))
-        events = await self._stores.do(lambda: threads.events(parent.id))
-        if (known := await self._stores.do(partial(self._spawned, events, key))) is not None:
+        threads, key = self.stores.threads, caller.origin.key
+        parent = await self.stores.do(lambda: threads.get(caller.origin.thread))
+        events = await self.stores.do(lambda: threads.events(parent.id))
+        if (known := await self.stores.do(partial(self._spawned, events, key))) is not None:
             return known
         catalog = self._services.catalogs.at(parent.project or None)
         own = replace(wanted, parent=parent, hooks=inherited_hooks(rebuild(events[:2]).start))
         child, start = new_thread(own, self._services.context(caller, catalog))
         items = unsigned_items(catalog.resolve(child.item), self._services.provenance)
-        if items and not await self._stores.was_started(child):
+        if items and not await self.stores.was_started(child):
             raise PolicyDenied(
                 f"{', '.join(items)} was not written or signed by the owner, so no thread may start it.",
                 suggestion="The owner signs it, or starts it once and lets it continue.",
@@ -134,7 +129,7 @@ class ThreadRunner:
             self._replies[child.id] = recorded.child(child.item)
             child = replace(child, status="paused")  # so that no other process takes it
         first, spawned = first_events(child, start, key)
-        _, made = await self._stores.do(lambda: threads.spawn(parent, child, first, spawned))
+        _, made = await self.stores.do(lambda: threads.spawn(parent, child, first, spawned))
         self.start_child(made, caller)
         return made
 
@@ -142,14 +137,14 @@ class ThreadRunner:
         """Return the child that a call or a hook has started before."""
         found = (event.body for event in events if event.kind == "spawned" and event.body.get("key") == key)
         made = next(found, None)
-        return None if made is None else self._stores.threads.get(as_text(made.get("thread_id")))
+        return None if made is None else self.stores.threads.get(as_text(made.get("thread_id")))
 
     async def wake(self, thread: Thread, message: str, switched: NewEvent | None = None) -> None:
         """Let a thread that waits or was paused continue, perhaps with a message or with another model."""
-        threads = self._stores.threads
+        threads = self.stores.threads
         if thread.is_ended:
             raise ThreadEnded(thread.id, thread.status)
-        await self._stores.do(partial(threads.command, thread.id, ""))
+        await self.stores.do(partial(threads.command, thread.id, ""))
         events = [switched] if switched else []
         changes = ThreadChanges(model=as_text(switched.body.get("name"))) if switched else None
         events += [NewEvent("injected", {"text": message})] if message else []
@@ -158,35 +153,35 @@ class ThreadRunner:
             changes = replace(changes or ThreadChanges(), status="queued")
         if events:
             taken = await self._take(thread.id)
-            await self._stores.do(partial(threads.append, taken, events, changes))
-            await self._stores.do(partial(threads.release, taken))
+            await self.stores.do(partial(threads.append, taken, events, changes))
+            await self.stores.do(partial(threads.release, taken))
 
     async def inject(self, thread: Thread, message: str) -> None:
         """Append a message to the journal of a thread, whichever process runs it."""
         if thread.is_ended:
             raise ThreadEnded(thread.id, thread.status)
-        threads, event = self._stores.threads, NewEvent("injected", {"text": message})
-        await self._stores.do(lambda: threads.append(threads.get(thread.id), [event]))
+        threads, event = self.stores.threads, NewEvent("injected", {"text": message})
+        await self.stores.do(lambda: threads.append(threads.get(thread.id), [event]))
 
     async def pause(self, thread: Thread) -> None:
         """Pause a thread: at once where no process runs it, else before its next step."""
-        await self._stores.do(partial(self._stores.threads.command, thread.id, "pause"))
+        await self.stores.do(partial(self.stores.threads.command, thread.id, "pause"))
         with suppress(ThreadTaken):
             taken = await self._take(thread.id)
-            await pause(ThreadWork(self._services, self._stores, self, taken, NO_CALLER, unobserved))
-            await self._stores.do(partial(self._stores.threads.release, taken))
+            await pause(ThreadWork(self._services, self.stores, self, taken, NO_CALLER, unobserved))
+            await self.stores.do(partial(self.stores.threads.release, taken))
 
     async def due(self) -> tuple[list[Thread], list[Thread]]:
         """Return the threads that no process runs and that can continue, and those that a process runs."""
-        return await self._stores.do(self._due)
+        return await self.stores.do(self._due)
 
     def _due(self) -> tuple[list[Thread], list[Thread]]:
-        threads = self._stores.threads
-        self._stores.questions.expire(_now())
+        threads = self.stores.threads
+        self.stores.questions.expire(now_ms())
         queued, waiting = ThreadFilter(status="queued", limit=_MOST), ThreadFilter(status="waiting", limit=_MOST)
         running = ThreadFilter(status="running", limit=_MOST)
         found = (*threads.list(queued), *threads.list(waiting), *threads.list(running))
-        is_gone, stale = self._services.store.kernel_lock.is_gone, _now() - STALE_MS
+        is_gone, stale = self._services.store.kernel_lock.is_gone, now_ms() - STALE_MS
         leased = [one for one in found if one.lease_owner and one.beat_at >= stale and not is_gone(one.lease_owner)]
         due = [
             one
@@ -195,28 +190,38 @@ class ThreadRunner:
         ]
         return due, leased
 
+    def is_running(self, thread_id: str) -> bool:
+        """Whether this process runs a thread."""
+        return thread_id in self._tasks
+
+    def lease_seconds(self, thread: Thread) -> float:
+        """Return for how many seconds another process still has a thread; 0 if it can be taken now."""
+        if not thread.lease_owner or self._services.store.kernel_lock.is_gone(thread.lease_owner):
+            return 0.0
+        return max(0.0, (thread.beat_at + STALE_MS - now_ms()) / 1_000)
+
     def is_answered(self, thread: Thread) -> bool:
         """Whether what a thread waits for has happened."""
-        stores = self._stores
+        stores = self.stores
         match thread.waits_for:
             case "approval":
                 waiting = waiting_approvals(stores.threads.events(thread.id))
                 known = self._services.store.approvals()
-                return not any(known.get(one, _now()).status == "pending" for one in waiting)
+                return not any(known.get(one, now_ms()).status == "pending" for one in waiting)
             case "child":
-                meant = waited_children(rebuild(stores.threads.events(thread.id)).pending.values())
+                waited = waited_children(rebuild(stores.threads.events(thread.id)).pending.values())
                 children = stores.threads.list(_children_of(thread))
-                return all(child.is_ended for child in children if not meant or child.id in meant)
+                return all(child.is_ended for child in children if not waited or child.id in waited)
             case "message":
                 last = stores.threads.events(thread.id, thread.seq - 1)
                 return bool(last) and last[-1].kind == "injected"
             case _:
-                return not stores.questions.open(_now(), thread_id=thread.id)
+                return not stores.questions.open(now_ms(), thread_id=thread.id)
 
     async def cancel(self, thread: Thread) -> None:
         """Cancel a thread and its children; one that no process runs ends at once."""
         with suppress(ThreadEnded):
-            await self._stores.do(partial(self._stores.threads.command, thread.id, "cancel"))
+            await self.stores.do(partial(self.stores.threads.command, thread.id, "cancel"))
         await self._cancel_children(thread)
         task = self._tasks.get(thread.id)
         if task is not None:
@@ -224,11 +229,11 @@ class ThreadRunner:
             await asyncio.wait({task})
         with suppress(ThreadTaken, ThreadEnded):  # no process runs it, so it ends here
             taken = await self._take(thread.id)
-            await _end_cancelled(ThreadWork(self._services, self._stores, self, taken, NO_CALLER, unobserved))
+            await _end_cancelled(ThreadWork(self._services, self.stores, self, taken, NO_CALLER, unobserved))
 
     async def _cancel_children(self, thread: Thread) -> None:
         """Cancel the children of a thread that has ended or is to end."""
-        for child in await self._stores.do(lambda: self._stores.threads.list(_children_of(thread))):
+        for child in await self.stores.do(lambda: self.stores.threads.list(_children_of(thread))):
             if not child.is_ended:
                 await self.cancel(child)
 
@@ -237,15 +242,15 @@ class ThreadRunner:
 
     async def _take(self, thread_id: str) -> Thread:
         """Take the lease of a thread; that of a process which was killed counts as free."""
-        return await self._stores.do(partial(self._take_now, thread_id))
+        return await self.stores.do(partial(self._take_now, thread_id))
 
     def _take_now(self, thread_id: str) -> Thread:
-        threads, lock = self._stores.threads, self._services.store.kernel_lock
+        threads, lock = self.stores.threads, self._services.store.kernel_lock
         owner = threads.get(thread_id).lease_owner
-        return threads.take(thread_id, lock.name(), _now(), owner if lock.is_gone(owner) else "")
+        return threads.take(thread_id, lock.name(), now_ms(), owner if lock.is_gone(owner) else "")
 
     async def _run(self, thread_id: str, starter: Caller, observe: ThreadObserver) -> Step:
-        stores = self._stores
+        stores = self.stores
         thread = await self._take(thread_id)
         work = ThreadWork(self._services, stores, self, thread, starter, observe)
         work.replies = self._replies.get(thread_id)
@@ -285,7 +290,7 @@ class ThreadRunner:
 
     async def _ended_children(self, parent: Thread, known: int) -> int:
         """Return how many children have ended; where none did since, wait for those that run here."""
-        children = await self._stores.do(lambda: self._stores.threads.list(_children_of(parent)))
+        children = await self.stores.do(lambda: self.stores.threads.list(_children_of(parent)))
         if (ended := sum(child.is_ended for child in children)) > known:
             return ended
         running = [task for child in children if (task := self._tasks.get(child.id)) is not None and not task.done()]
@@ -300,7 +305,7 @@ class ThreadRunner:
         while running := [thread_id for thread_id, task in self._tasks.items() if not task.done()]:
             commands: Mapping[str, str] = dict.fromkeys(running, "")
             with suppress(KiwiError):  # a store that is busy now is asked again
-                commands = await self._stores.do(partial(self._stores.threads.beat, running, process, _now()))
+                commands = await self.stores.do(partial(self.stores.threads.beat, running, process, now_ms()))
             for thread_id in running:
                 if commands.get(thread_id) == "cancel":
                     self._tasks[thread_id].cancel()
@@ -356,7 +361,3 @@ def first_events(child: Thread, start: PromptStart, key: str = "") -> tuple[list
 
 def _children_of(parent: Thread) -> ThreadFilter:
     return ThreadFilter(parent_id=parent.id, limit=_MOST_CHILDREN)
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000

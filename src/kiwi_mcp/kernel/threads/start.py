@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
@@ -17,19 +16,22 @@ from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.references import loader, text_item
 from kiwi_mcp.domain.calls import STRANGER, Caller, Principal, Served
 from kiwi_mcp.domain.errors import (
+    InvalidArguments,
     InvalidRequest,
     NotCallable,
     NotFound,
     PolicyDenied,
 )
 from kiwi_mcp.domain.grants import Deny, Grant, ResourceKind, Rules
+from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, text_of
 from kiwi_mcp.domain.messages import ToolDefinition
 from kiwi_mcp.domain.registry import Actor
 from kiwi_mcp.domain.safe_text import escape_controls
 from kiwi_mcp.domain.threads import NewEvent, Thread, ThreadLimits
-from kiwi_mcp.drivers.llm.provider import choose_model
+from kiwi_mcp.domain.times import now_ms
+from kiwi_mcp.drivers.llm.provider import ModelChoice, choose_model
 from kiwi_mcp.kernel.context import Context, VerbContext
 from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.kernel.provenance import Provenances
@@ -54,8 +56,9 @@ from kiwi_mcp.manifest.type_specs import load_type_specs
 from kiwi_mcp.store.runs import new_run
 
 THREAD_TOOLS = ("return", "ask", "spawn", "wait")
-_OWN_VERBS = tuple(f"thread_tools.{name}" for name in THREAD_TOOLS)
-_OWN_ITEMS = tuple(f"builtin/kiwi/{name}@*" for name in THREAD_TOOLS)
+_OWN = (*THREAD_TOOLS, "checkpoints")
+_OWN_VERBS = tuple(f"thread_tools.{name}" for name in _OWN)
+_OWN_ITEMS = tuple(f"builtin/kiwi/{name}@*" for name in _OWN)
 _EMPTY: dict[str, Json] = {"type": "object", "properties": {}}
 """What every schema of a tool begins with: some providers refuse one without properties."""
 _UNSIGNED = frozenset({"model_written", "unknown"})
@@ -118,8 +121,8 @@ def new_thread(request: StartRequest, context: Context) -> tuple[Thread, PromptS
     if not request.is_hook:
         refuse_spawn(parent, chain)
     provider, model = provider_of(chain, request.model or program.model.id, catalog, tier=program.model.tier)
-    choice = choose_model(provider, tier=program.model.tier, model=model)
-    now = time.time_ns() // 1_000_000
+    choice = _choice(provider, model, program.model.tier, fallback="" if request.model else program.model.fallback)
+    now = now_ms()
     thread_id = new_run(now)[0]
     space = context.space
     thread = Thread(
@@ -141,6 +144,17 @@ def new_thread(request: StartRequest, context: Context) -> tuple[Thread, PromptS
     )
     start = prompt_start(thread, program, provider, choice.model, context)
     return thread, replace(start, hooks=(*request.hooks, *start.hooks))
+
+
+def _choice(provider: Chain, model: str, tier: str, *, fallback: str) -> ModelChoice:
+    """Return the model that is asked for, or the `fallback`, a tier or a model, where the provider does not have it."""
+    try:
+        return choose_model(provider, tier=tier, model=model)
+    except InvalidRequest:
+        if not fallback:
+            raise
+        config = read_providers(provider.tool.manifest.config, provider.tool.id)
+        return choose_model(provider, **{"tier" if fallback in config.tiers else "model": fallback})
 
 
 def switched_model(thread: Thread, model: str, catalog: Catalog) -> NewEvent:
@@ -328,16 +342,14 @@ def narrowed(limits: ThreadLimits, given: Mapping[str, Json]) -> ThreadLimits:
     changed: dict[str, float] = {}
     for name, value in given.items():
         field, amount = _LIMITS.get(name), _number(value)
-        if field is None:
+        if field is None or amount is None:
             names = ", ".join(dict.fromkeys(_LIMITS.values()))
-            raise InvalidRequest(
-                f"There is no limit {name!r:.40}.", suggestion=f"{did_you_mean(name, _LIMITS)}Limits are {names}."
-            )
-        if amount is None:
-            raise InvalidRequest(
-                f"The limit `{name}` cannot be {text_of(value)[:40]}.",
-                suggestion="A limit is a number from 0, such as 10.",
-            )
+            unknown = f"{did_you_mean(name, _LIMITS)}Limits are {names}."
+            fix = "Write a number from 0, such as 10." if field else unknown
+            reason = f"cannot be {text_of(value)[:40]}" if field else "is not a limit"
+            error = InvalidArguments("thread start", [Issue(f"limits.{name}", reason, fix)])
+            error.suggestion = fix
+            raise error
         amount = round(amount * _MICROS) if field == "spend" else amount
         changed[field] = min(getattr(limits, field), amount if field == "seconds" else int(amount))
     return replace(limits, **changed)

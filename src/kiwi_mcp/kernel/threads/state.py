@@ -42,8 +42,6 @@ class PromptStart(Struct, frozen=True):
     """The identity of the provider item."""
     model: str
     tier: str = ""
-    max_output: int = 0
-    """The most tokens of one reply; 0 leaves it to the model."""
     outputs: JsonObject = {}
     """The outputs that the directive declares; with some, the thread must end with `return`."""
     checkpoint: str = ""

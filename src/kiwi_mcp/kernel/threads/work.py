@@ -32,6 +32,7 @@ from kiwi_mcp.domain.threads import (
     ThreadQuestion,
     unobserved,
 )
+from kiwi_mcp.domain.times import now_ms
 from kiwi_mcp.drivers.llm.conversation import Conversation
 from kiwi_mcp.drivers.llm.prices import context_window
 from kiwi_mcp.drivers.llm.provider import ModelChoice, choose_model
@@ -53,7 +54,7 @@ from kiwi_mcp.store.threads import AppendedEvents, ThreadFilter, Threads, append
 T = TypeVar("T")
 CONTINUE, STOP, START = "continue", "stop", "start"
 QUESTION_LIFETIME_MS = 7 * 86_400_000
-_LOOKED_AT = 1_000
+_MOST_THREADS = 1_000
 _TURN_SECONDS, _TURN_POLL = 600.0, 0.02
 """How long a call waits for others that change the same project, and how often it looks."""
 _DELTA_SECONDS = 0.1
@@ -88,7 +89,7 @@ class ThreadStores:
 
     async def was_started(self, thread: Thread) -> bool:
         """Whether the owner let exactly this program start before."""
-        same = await self.do(lambda: self.threads.list(ThreadFilter(directive=thread.directive, limit=_LOOKED_AT)))
+        same = await self.do(lambda: self.threads.list(ThreadFilter(directive=thread.directive, limit=_MOST_THREADS)))
         for one in same:
             if one.digest == thread.digest and (asked := await self.question_of(one.id, START)) is not None:
                 return asked.answer == CONTINUE
@@ -106,7 +107,6 @@ class ThreadWork:
     provider: Chain
     choice: ModelChoice
     conversation: Conversation
-    max_output: int
     window: int
     """The context window of the model in tokens; 0 where it is not known."""
 
@@ -152,8 +152,6 @@ class ThreadWork:
         self.provider = self.catalog.resolve(self.start.provider)
         self.choice = choose_model(self.provider, tier=self.start.tier, model=self.start.model)
         self.conversation = Conversation(self.choice)
-        own = self.start.max_output
-        self.max_output = min(own, self.choice.max_output) if own else self.choice.default_max_tokens
         self.window = context_window(self.choice) or 0
         if self.thread.is_tainted:
             self.services.tainted_callers.add(self.thread.id)
@@ -210,7 +208,7 @@ class ThreadWork:
     def seconds(self) -> float:
         """Return for how many seconds the thread has worked; the time that it waited does not count."""
         state = self.state
-        since = 0 if state.is_idle else time.time_ns() // 1_000_000 - state.last_at
+        since = 0 if state.is_idle else now_ms() - state.last_at
         return (state.active_ms + max(0, since)) / 1_000
 
     def prompt(self, max_output: int) -> Prompt:
@@ -371,7 +369,7 @@ def new_question(
     thread_id: str, call_id: str, kind: Literal["ask", "budget", "start", "loop"], message: str, schema: JsonObject
 ) -> ThreadQuestion:
     """Return a question that was not stored yet."""
-    now = time.time_ns() // 1_000_000
+    now = now_ms()
     return ThreadQuestion(new_run(now)[0], thread_id, call_id, kind, message, schema, now, now + QUESTION_LIFETIME_MS)
 
 

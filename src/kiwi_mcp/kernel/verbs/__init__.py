@@ -126,7 +126,7 @@ VERBS: tuple[VerbFamily, ...] = (
     ),
     VerbFamily(
         name="thread_tools",
-        verbs=dict.fromkeys(("return", "ask", "spawn", "wait"), "thread_tools"),
+        verbs=dict.fromkeys(("return", "ask", "spawn", "wait", "checkpoints"), "thread_tools"),
         description="What the thread tools do.",
         is_native=True,
         is_read_only=False,

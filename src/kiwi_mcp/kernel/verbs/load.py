@@ -210,7 +210,7 @@ async def load(request: LoadRequest, context: VerbContext) -> Answer:
         response = definition(tool, catalog, request.file, rights)
         names_type = request.item_type is not None or ItemVisibility(catalog, rights).hides
         if hidden := () if names_type else catalog.shadows(tool):
-            response = {**response, "warnings": list(hidden)}
+            response = {**response, "warnings": list(hidden), **catalog.version_warning(tool)}
     services.recall_log.add_use(as_text(response["identity"]), catalog.space, caller, is_run=False)
     return Answer(response, is_instructions=services.provenance.may_instruct(tool))
 

@@ -11,11 +11,13 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import Call
-from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, compact
 from kiwi_mcp.domain.outcome import Status
 from kiwi_mcp.kernel.approvals import ApprovalGate
+from kiwi_mcp.kernel.checkpoints.checkpoint import OFFER
 from kiwi_mcp.kernel.context import Context, VerbContext
 from kiwi_mcp.kernel.mcp_servers import McpServers
+from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.kernel.pipeline import callable_chain, plan_call
 from kiwi_mcp.kernel.pipeline import run as run_call
 from kiwi_mcp.kernel.recorder import Run
@@ -247,7 +249,7 @@ def _answer(run: Run, request: RunRequest, context: Context) -> Answer:
         "identity": tool.identity,
         "integrity": tool.integrity,
         **({"warnings": list(warnings)} if warnings else {}),
-        **({"checkpoint": run.checkpoint.summary} if run.checkpoint and run.checkpoint.summary else {}),
+        **_checkpoint(run),
         **({"approval": run.approved_by.to_json()} if run.approved_by else {}),
         **outcome.details,
     }
@@ -262,6 +264,8 @@ def _answer(run: Run, request: RunRequest, context: Context) -> Answer:
         services.recall_log.add_use(tool.identity, run.call.space, context.caller, is_run=True)
         gives_instructions = tool.manifest.result_kind == "instructions"
         is_instructions = gives_instructions and services.provenance.may_instruct(tool)
+        if gives_instructions and not ItemVisibility(context.catalog, services.rights(context.caller)).hides:
+            response |= context.catalog.version_warning(tool)
         return Answer(response, passed=outcome.passed, is_instructions=is_instructions)
     code, title = _FAILURES[outcome.status]
     failure = {
@@ -272,3 +276,16 @@ def _answer(run: Run, request: RunRequest, context: Context) -> Answer:
         "suggestion": outcome.suggestion or "Check tool parameters and logic; the logs say what the tool printed.",
     }
     return Answer({**failure, **response}, is_error=True, exit_code=_EXIT_FAILED, passed=outcome.passed)
+
+
+def _checkpoint(run: Run) -> JsonObject:
+    """Return what was saved before a run, or that it should have been."""
+    summary = run.checkpoint.summary if run.checkpoint else None
+    if not summary:
+        return {}
+    operation: JsonObject = {"operation": run.chain.tool.id}
+    call: JsonObject = {"item_type": "directive", "item_id": "git_checkpoint", "parameters": operation}
+    hint = f"Run it with `checkpoint: true` next time; then execute {compact(call)} reviews what it changed."
+    return {"checkpoint": summary} | (
+        {"checkpoint_recommended": True, "checkpoint_hint": hint} if summary is OFFER else {}
+    )

@@ -56,6 +56,8 @@ SOURCES: Mapping[str, tuple[Source, ...]] = MappingProxyType(
 )
 """The sources that each value of `source` stands for."""
 
+_ORDER = get_args(Source)
+"""The order in which a short name is looked for."""
 _ARGUMENT = re.compile(r"`(source|server|tag|category): (\w+)`")
 QUERY_HINT = "Ask for one need per search, in plain words: verb + object + service."
 _NO_PROJECT = "No project was searched: add `project_path`, the absolute path of yours, to find what is in it."
@@ -537,9 +539,10 @@ def _values(written: str | None) -> tuple[str, ...]:
 def _result(
     group: Sequence[Hit], query: ParsedQuery, permission: ItemVisibility, is_shared: Callable[[str], bool]
 ) -> JsonObject:
-    """Return the best of some hits that are the same but for where they are, with the names of the others."""
-    hit, *others = group
-    card, why = hit.card, hit.why
+    """Return some hits that are the same but for where they are: the one that its name stands for, and the others."""
+    hit = group[0]
+    card, *others = sorted((one.card for one in group), key=lambda card: _ORDER.index(card.source))
+    why = hit.why
     response: dict[str, Json] = {
         "name": card.tool_id,
         "description": _line(card.description),
@@ -552,7 +555,7 @@ def _result(
     if is_shared(card.tool_id):
         response["full_name"] = card.identity.partition("@")[0]
     if others:
-        response["also"] = [other.card.identity.partition("@")[0] for other in others[:_MAX_WORDS]]
+        response["also"] = [other.identity.partition("@")[0] for other in others[:_MAX_WORDS]]
     response["why"] = [*why.words[:_MAX_WORDS]]
     if why.part:
         response["part"] = query.texts.index(why.part)

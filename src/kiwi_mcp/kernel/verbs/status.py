@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.items import Source
 from kiwi_mcp.domain.threads import ENDED
+from kiwi_mcp.domain.times import now_ms
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.mcp_servers import known_servers
 from kiwi_mcp.kernel.threads.work import ThreadStores
@@ -55,7 +55,7 @@ def _status_view(response: StatusResponse) -> Iterator[ViewItem]:
 async def show_status(request: ProjectRequest, context: VerbContext) -> StatusResponse:
     """Show what is here, what waits for you, and what to do next."""
     catalogs, store = context.services.catalogs, context.services.store
-    definitions, stores, now = catalogs.definitions(), ThreadStores(context.services), time.time_ns() // 1_000_000
+    definitions, stores, now = catalogs.definitions(), ThreadStores(context.services), now_ms()
 
     def look(catalog: Catalog) -> tuple[int, int, list[str]]:
         known = [(server.id, definitions.find(key)) for server, key in known_servers(catalog, definitions)]

@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, UnsetType, field, to_builtins
 from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.errors import InvalidRequest, NotFound, PolicyDenied, ThreadWaiting
+from kiwi_mcp.domain.errors import InvalidRequest, NotFound, PolicyDenied, ThreadTaken, ThreadWaiting
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
 from kiwi_mcp.domain.messages import ReplyDelta
 from kiwi_mcp.domain.outcome import Progress
@@ -30,7 +30,7 @@ from kiwi_mcp.domain.threads import (
     ThreadStatus,
     unobserved,
 )
-from kiwi_mcp.domain.times import iso
+from kiwi_mcp.domain.times import iso, now_ms
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.threads.runner import ThreadRunner, waiting_approvals
 from kiwi_mcp.kernel.threads.start import (
@@ -328,7 +328,7 @@ async def _response(
         context.services.tainted_callers.add(context.caller.reader)
     stores = _stores(context)
     tree = {"thread_id": thread.id} if thread.parent_id else {"root_id": thread.id}
-    questions = await stores.do(partial(stores.questions.open, _now(), **tree))
+    questions = await stores.do(partial(stores.questions.open, now_ms(), **tree))
     events = await stores.do(partial(stores.threads.events, thread.id)) if has_events or not thread.is_ended else ()
     approvals = await stores.do(partial(_approvals, stores, thread))
     return kind(
@@ -346,6 +346,7 @@ async def _response(
         questions=[_question(one) for one in questions] or UNSET,
         approvals=approvals or UNSET,
         parent_id=thread.parent_id or UNSET,
+        kind=thread.kind,
         started_at=iso(thread.created_at),
         ended_at=iso(thread.ended_at) if thread.ended_at else UNSET,
         transcript_path=transcript_path(thread),
@@ -564,7 +565,7 @@ async def answer_question(request: ThreadAnswerRequest, context: VerbContext) ->
         raise InvalidRequest(
             f"This question is {question.status}.", suggestion=f"`kiwi thread show {question.thread_id}` shows it."
         )
-    answered = await stores.do(lambda: stores.questions.answer(question.id, request.answer, by, _now()))
+    answered = await stores.do(lambda: stores.questions.answer(question.id, request.answer, by, now_ms()))
     thread = await stores.do(partial(stores.threads.get, answered.thread_id))
     return await _continue(thread, context, is_waiting=request.wait)
 
@@ -574,7 +575,7 @@ def _asked(stores: ThreadStores, wanted: str) -> ThreadQuestion:
     with suppress(NotFound):
         return stores.questions.get(wanted)
     thread = stores.threads.get(wanted)
-    found = stores.questions.open(_now(), thread_id=thread.id)
+    found = stores.questions.open(now_ms(), thread_id=thread.id)
     if len(found) != 1:
         raise NotFound(
             f"The thread {thread.id} has {len(found)} open questions; it is {thread.status}.",
@@ -608,12 +609,29 @@ async def resume_thread(request: ThreadResumeRequest, context: VerbContext) -> T
     thread = await _own_thread(request.thread_id, context)
     if thread.status == "paused" and not context.is_owner:
         raise PolicyDenied("The owner has paused that thread.", suggestion="Ask the owner to resume it.")
+    thread = await _free(thread, context)
     catalog = context.services.catalogs.at(thread.project or None)
     switched = switched_model(thread, request.model, catalog) if request.model else None
     await runner.wake(thread, request.message or "", switched)
     if request.message or thread.waits_for != "message":
         return await _continue(thread, context, is_waiting=request.wait)
     return await _shown(thread.id, context)
+
+
+async def _free(thread: Thread, context: VerbContext) -> Thread:
+    """Return a thread that no other process has, or wait until the lease of a process that gives no sign has ended."""
+    runner, beat_at = context.services.one(ThreadRunner), thread.beat_at
+    is_reported = False
+    while not runner.is_running(thread.id) and (left := await runner.stores.do(partial(runner.lease_seconds, thread))):
+        if thread.beat_at != beat_at:  # that process is alive
+            raise ThreadTaken(thread.id)
+        if not is_reported:
+            until = iso(now_ms() + int(left * 1_000))[11:19]
+            context.caller.report(Progress(f"another process has the thread until {until} UTC; waiting"))
+            is_reported = True
+        await asyncio.sleep(min(left, _POLL))
+        thread = await _own_thread(thread.id, context)
+    return thread
 
 
 class ThreadInjectRequest(ThreadIdRequest, frozen=True, kw_only=True):
@@ -752,7 +770,7 @@ async def erase_thread(request: ThreadIdRequest, context: VerbContext) -> Thread
     """Erase all texts of a thread that has ended, and its transcript; its hashes, times and costs stay."""
     stores = _stores(context)
     thread = await _own_thread(request.thread_id, context)
-    await stores.do(lambda: stores.threads.erase(thread.id, _now()))
+    await stores.do(lambda: stores.threads.erase(thread.id, now_ms()))
     if thread.project:
         (Path(thread.project) / transcript_path(thread)).unlink(missing_ok=True)
     return await _shown(thread.id, context)
@@ -777,7 +795,3 @@ class WorkerResponse(Response, frozen=True, kw_only=True):
 async def worker(request: WorkerRequest, context: VerbContext) -> WorkerResponse:  # noqa: ARG001 - a verb
     """Run the threads that wait to be run until none is left; it is started on demand, one for each home."""
     return WorkerResponse(threads=await run_worker(context.services.one(ThreadRunner), context.services.user))
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000

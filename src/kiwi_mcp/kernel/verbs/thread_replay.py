@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import Conflict, InvalidRequest, KiwiError, NotFound, PolicyDenied
 from kiwi_mcp.domain.threads import NewEvent, Thread
+from kiwi_mcp.domain.times import now_ms
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.threads.cassette import (
     Cassette,
@@ -202,11 +202,11 @@ async def _run(thread: Thread, cassette: Cassette, context: VerbContext) -> None
     questions = runner.stores.questions
     for answer in (*cassette.answers, None):
         await runner.replay(thread.id, context.caller, replies)
-        asked = await runner.stores.do(partial(questions.open, _now(), thread_id=thread.id))
+        asked = await runner.stores.do(partial(questions.open, now_ms(), thread_id=thread.id))
         question = next((one for one in asked if one.kind == "ask"), None)
         if question is None or answer is None:
             return
-        await runner.stores.do(partial(questions.answer, question.id, answer, "replay", _now()))
+        await runner.stores.do(partial(questions.answer, question.id, answer, "replay", now_ms()))
 
 
 class ThreadEvalRequest(Request, frozen=True, kw_only=True):
@@ -252,7 +252,3 @@ async def evaluate(request: ThreadEvalRequest, context: VerbContext) -> ThreadEv
             found.append(ThreadReplayResponse(target=path.name, passed=False, differences=[message]))
     passed = sum(one.passed for one in found)
     return ThreadEvalResponse(passed=passed, failed=len(found) - passed, cassettes=found)
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000

@@ -1,4 +1,4 @@
-"""The verbs behind the thread tools `return`, `ask`, `spawn` and `wait`. Only a running thread can call them."""
+"""The verbs behind the tools of threads (`return`, `ask`, `spawn`, `wait`, `checkpoints`); only a thread calls them."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class ThreadToolResponse(Response, frozen=True, kw_only=True):
     answer: AnyJson | UnsetType = UNSET
     thread_id: str | UnsetType = UNSET
     threads: list[AnyJson] | UnsetType = UNSET
+    checkpoints: list[AnyJson] | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
 
 
@@ -88,6 +89,17 @@ async def spawn_child(request: ThreadToolRequest, context: VerbContext) -> Threa
     child = await context.services.one(ThreadRunner).spawn(wanted, context.caller)
     warnings = lowered_limits(limits, child.limits) or UNSET
     return ThreadToolResponse(status="started", thread_id=child.id, warnings=warnings)
+
+
+@verb("checkpoints", group="thread", wire=("thread_tools", "checkpoints"), access=ANYONE, records=False)
+async def list_checkpoints(request: ThreadToolRequest, context: VerbContext) -> ThreadToolResponse:
+    """List the checkpoints of the calling thread's project; its directive has to permit `undo.list`."""
+    _, thread = await _calling(context)
+    wanted: JsonObject = {"action": "list", **request.arguments, "project_path": thread.project or None}
+    answer = await context.services.dispatch("undo", wanted, context.caller)
+    if answer.error is not None:
+        raise answer.error
+    return ThreadToolResponse(status="listed", checkpoints=[*as_list(answer.content.get("checkpoints"))])
 
 
 @verb("wait", group="thread", wire=("thread_tools", "wait"), access=ANYONE, records=False)

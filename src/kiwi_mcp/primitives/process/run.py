@@ -377,6 +377,7 @@ class _Child:
             await self._family.sweep()
             await self._drained()
         finally:
+            self._family.signal_group(SIGKILL)  # the last resort where the loop itself is being taken down
             self._close()
 
     async def _stopped(self) -> None:
@@ -392,7 +393,6 @@ class _Child:
             await self._waits(rest)
 
     def _close(self) -> None:
-        self._family.signal_group(SIGKILL)  # the last resort where the loop itself is being taken down
         self._process.poll()
         if not self._events.closed:
             self._loop.remove_reader(self._events.fileno())
@@ -410,12 +410,13 @@ class _Child:
     def result(self, *, timed_out: bool, stopped: str) -> ProcessResult:
         """Return how it went; the process must have been ended."""
         code = self._process.returncode
-        written = self._redactor.clean(self._result.first()) if self._result.total else None
+        clean = bytes if self._redactor is _NO_SECRETS else self._redactor.clean
+        written = clean(self._result.first()) if self._result.total else None
         return ProcessResult(
             exit_code=code if code is not None and code >= 0 else None,
             signal=-code if code is not None and code < 0 else None,
-            stdout=self._stdout.kept(self._redactor.clean),
-            stderr=self._stderr.kept(self._redactor.clean),
+            stdout=self._stdout.kept(clean),
+            stderr=self._stderr.kept(clean),
             stdout_bytes=self._stdout.total,
             stderr_bytes=self._stderr.total,
             result=written,

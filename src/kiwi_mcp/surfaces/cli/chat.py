@@ -16,7 +16,7 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import Answers, Caller, Questions, no_answers
-from kiwi_mcp.domain.errors import ApprovalRequired, InvalidRequest, KiwiError
+from kiwi_mcp.domain.errors import ApprovalRequired, InvalidRequest, KiwiError, NotFound
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
 from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.domain.threads import ENDED, TOKEN_CLASSES
@@ -24,7 +24,7 @@ from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.kernel.paths import user_space
 from kiwi_mcp.kernel.verb import first_sentence
 from kiwi_mcp.kernel.verbs import by_wire
-from kiwi_mcp.kernel.verbs.thread import ThreadResponse, question_text
+from kiwi_mcp.kernel.verbs.thread import ThreadResponse, question_text, reply_text
 from kiwi_mcp.surfaces.cli.inputs import typed
 from kiwi_mcp.surfaces.cli.prompts import ask_text, owner_prompt
 from kiwi_mcp.surfaces.cli.screen import Screen, show_error, talk
@@ -55,7 +55,7 @@ def converse(_: CommandRow, options: Mapping[str, Json]) -> int:
     with asyncio.Runner() as runner:
         kernel = Kernel(cli.project, surface="cli")
         try:
-            return Chat(kernel, runner, cli).run(as_text(options.get("directive")), as_text(options.get("model")))
+            return Chat(kernel, runner, cli).run(options)
         finally:
             runner.run(kernel.aclose())
 
@@ -169,7 +169,12 @@ async def _run_to_end(cli: CliSession, row: CommandRow, request: JsonObject, scr
 
 
 class Chat:
-    """One conversation, which is a thread in the store."""
+    """One conversation, which is a thread in the store.
+
+    The event loop runs during a turn and stands still at the prompt: `input` needs the main thread, for its signals and
+    its history. A turn has ended by then. Only child threads that the model did not wait for are still under way; they
+    continue with the next turn, or in a worker.
+    """
 
     def __init__(self, kernel: Kernel, runner: asyncio.Runner, cli: CliSession) -> None:
         self._kernel = kernel
@@ -185,10 +190,14 @@ class Chat:
         """What the model does not know yet: the changes that were undone."""
         self._code = 0
 
-    def run(self, directive: str, model: str) -> int:
-        """Start the conversation, and send every message; return the exit code."""
-        wanted: JsonObject = {"action": "start", "item_id": directive or "chat", "conversation": True}
-        answer = self._call("thread", {**wanted, **({"model": model} if model else {})})
+    def run(self, options: Mapping[str, Json]) -> int:
+        """Start or continue the conversation, and send every message; return the exit code."""
+        named, is_continued = as_text(options.get("thread_id")), bool(options.get("is_continued"))
+        if named and not is_continued:
+            raise InvalidRequest(
+                "A message is typed after the prompt.", suggestion=f"Did you mean `kiwi chat --continue {named}`?"
+            )
+        answer = self._continued(named, options) if is_continued else self._started(options)
         if answer.is_error:
             show_error(answer.content, is_json=self._is_json)
             return answer.exit_code
@@ -204,6 +213,37 @@ class Chat:
         finally:
             lines.close()
         return self._code
+
+    def _started(self, options: Mapping[str, Json]) -> Answer:
+        wanted: JsonObject = {"action": "start", "item_id": options.get("directive") or "chat", "conversation": True}
+        return self._call("thread", {**wanted, **{name: options[name] for name in ("model",) if name in options}})
+
+    def _continued(self, named: str, options: Mapping[str, Json]) -> Answer:
+        """Return the conversation that is named, or the newest one of this project, and show its last reply."""
+        if "directive" in options:
+            raise InvalidRequest("A conversation keeps its directive.", suggestion="Leave `--directive` out.")
+        listed = self._call("thread", {"action": "list", "conversations": True, "limit": 100}).content
+        known = [as_object(one) for one in as_list(listed.get("threads"))]
+        newest = next((as_text(one["thread_id"]) for one in known if one["status"] not in ENDED), "")
+        if not (named or newest):
+            raise NotFound("This project has no conversation to continue.", suggestion="`kiwi chat` starts one.")
+        shown = self._call("thread", {"action": "show", "thread_id": named or newest})
+        if shown.is_error:
+            return shown
+        if shown.content.get("kind") != "conversation" or shown.content["status"] in ENDED:
+            raise InvalidRequest(
+                f"{named or newest} is no conversation that can continue.",
+                suggestion="`kiwi thread list --conversations` lists those of this project.",
+            )
+        events = [as_object(one) for one in as_list(shown.content.get("events"))]
+        if text := next((reply_text(one) for one in reversed(events) if one.get("kind") == "model"), ""):
+            self._screen.note(text, style="", is_whole=True)
+        request: JsonObject = {"action": "resume", "thread_id": shown.content["thread_id"]}
+        if "model" in options:
+            return self._call("thread", {**request, "model": options["model"]})
+        # What it waited for may have happened since; a question is answered at the prompt.
+        is_idle = shown.content.get("waits_for") == "message" or shown.content.get("questions")
+        return shown if is_idle else self._running(self._turn({**request, "wait": True}))
 
     def _is_open(self) -> bool:
         """Whether the next line can be used: without a terminal nobody can approve a call."""

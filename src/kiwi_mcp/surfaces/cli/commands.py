@@ -269,6 +269,10 @@ class Up(Request, frozen=True):
 class StartChat(Request, frozen=True):
     """Talk with a model that uses your tools; /help shows the commands inside."""
 
+    thread_id: Annotated[str | None, Argument("With --continue: this conversation, not the newest one.", "THREAD")] = (
+        None
+    )
+    is_continued: Annotated[bool, Option("Continue a conversation of this project.", "--continue", "-c")] = False
     directive: Annotated[str | None, Option("The directive that guides it; the built-in `chat` otherwise.")] = None
     model: Annotated[str | None, Option("The model, as provider/model; the directive's choice otherwise.")] = None
 
