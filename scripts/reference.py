@@ -31,7 +31,7 @@ thread`) ends with 0 if the thread is `completed`, and with 130 if Ctrl-C stoppe
 | Status | Exit |
 |---|---|
 """
-_STATUSES = {"approval": "`waiting` for an approval", "waiting": "`waiting` for an answer"}
+_STATUSES = {"approval": "waiting for an approval", "waiting": "waiting for an answer"}
 
 
 def errors_page() -> str:
@@ -40,7 +40,7 @@ def errors_page() -> str:
 
 
 def _threads() -> str:
-    rows = [f"| {_STATUSES.get(status, f'`{status}`')} | {code} |\n" for status, code in EXIT_CODES.items()]
+    rows = [f"| {_STATUSES.get(status, status)} | {code} |\n" for status, code in EXIT_CODES.items()]
     return f"{THREADS_HEAD}{''.join(rows)}"
 
 

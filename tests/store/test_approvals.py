@@ -166,6 +166,18 @@ def test_an_answered_question_has_no_parameters_and_is_removed_after_a_month(end
     assert asked.id not in {one.id for one in approvals.list(NOW + month + 1)}
 
 
+def test_a_number_is_never_used_again(approvals: Approvals) -> None:
+    first, second = approvals.ask(a_question()), approvals.ask(a_question(2))
+    assert (first.number, second.number) == (1, 2)
+    assert approvals.get("2", NOW).id == second.id
+    approvals.decide("2", "denied", by="ann", how="cli", now=NOW)
+    later = NOW + 31 * 86_400_000
+    assert approvals.ask(a_question(3, at=later)).number == 3  # the others are pruned now
+    with pytest.raises(ApprovalNotFound):
+        approvals.get("2", later)
+    assert approvals.ask(a_question(4, at=later)).number == 4
+
+
 def test_an_ambiguous_id_prefix_answers_no_question(approvals: Approvals) -> None:
     first, second = approvals.ask(a_question()), approvals.ask(a_question(2))
     with pytest.raises(ApprovalNotFound):

@@ -50,6 +50,7 @@ KiwiError
 │   ├── CommandMissing
 │   ├── IsolationUnavailable
 │   ├── VariableMissing
+│   ├── ProviderNotChosen
 │   ├── EnvironmentFailed
 │   ├── BuildFailed
 │   ├── DriverMissing
@@ -498,14 +499,15 @@ class ApprovalRequired(Denied):
 
     code, error = "approval_required", "Approval required"
 
-    def __init__(self, tool_id: str, *, approval_id: str, reasons: Sequence[str], expires_at: str) -> None:
+    def __init__(self, tool_id: str, *, approval_id: str, number: int, reasons: Sequence[str], expires_at: str) -> None:
         super().__init__(
             f"{tool_id!r} waits for the owner, since it {'; '.join(reasons)}. Nothing was done.",
-            suggestion=f"The owner looks at it with `kiwi approvals show {approval_id}` and types "
-            f"`kiwi approvals approve {approval_id}`, with `--run` to run it at once; else call it again then, exactly "
+            suggestion=f"The owner looks at it with `kiwi approvals show {number}` and types "
+            f"`kiwi approvals approve {number}`, with `--run` to run it at once; else call it again then, exactly "
             "as before.",
             tool_id=tool_id,
             approval_id=approval_id,
+            number=number,
             reasons=list(reasons),
             expires_at=expires_at,
         )

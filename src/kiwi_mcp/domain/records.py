@@ -107,11 +107,14 @@ class Approval(Struct, frozen=True):
     reason: str = ""
     run_id: str = ""
     """The run that used it."""
+    number: int = 0
+    """The number that its owner knows it by."""
 
     def to_json(self) -> JsonObject:
         """Return it as a list shows it."""
         response: dict[str, Json] = {
             "approval_id": self.id,
+            "number": self.number,
             "identity": self.identity,
             "status": self.status,
             "reasons": list(self.reasons),

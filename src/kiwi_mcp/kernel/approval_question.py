@@ -6,16 +6,19 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
+from unicodedata import category
 
 from kiwi_mcp.catalog.item_reader import load_bytes
 from kiwi_mcp.domain.calls import Question
+from kiwi_mcp.domain.isolation import Provenance
 from kiwi_mcp.domain.items import Chain, Tool, ToolFile
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.patterns import lazy_pattern
-from kiwi_mcp.domain.plan import Plan
+from kiwi_mcp.domain.plan import HttpSpec, Plan
 from kiwi_mcp.domain.records import Approval
 from kiwi_mcp.policy.external_code import known_as
 from kiwi_mcp.primitives.secrets.redaction import redact
+from kiwi_mcp.store.approvals import INPUT_MARK
 
 _MOST_LETTERS = 6_000
 """How much of all files together is shown."""
@@ -52,20 +55,55 @@ def _rank(link: Tool, file: ToolFile) -> tuple[bool, int, str]:
 def code_in_words(files: Json) -> Iterator[str]:
     """Yield the lines that show some files; nothing in a file can begin a line, or act on a screen."""
     for file in map(as_object, as_list(files)):
-        yield f"code: {_plain(as_text(file.get('path'))[:_LONGEST_PATH])} ({text_of(file.get('bytes'))} bytes)"
+        yield f"code: {visible(as_text(file.get('path'))[:_LONGEST_PATH])} ({text_of(file.get('bytes'))} bytes)"
         text = as_text(file.get("text"))
-        yield from (f"{_INDENT}{_plain(line)}" for line in text.removesuffix("\n").split("\n") if text)
+        yield from (f"{_INDENT}{visible(line)}" for line in text.removesuffix("\n").split("\n") if text)
         if not file.get("whole"):
-            yield f"  (not all of it: `kiwi load {_plain(as_text(file.get('item')))}` shows the rest)"
+            yield f"  (not all of it: `kiwi load {visible(as_text(file.get('item')))}` shows the rest)"
 
 
-def _plain(text: str) -> str:
-    # A quotation mark needs no escape here, and code is full of them.
-    return json.dumps(text, ensure_ascii=True)[1:-1].replace('\\"', '"')
+_BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0")
+_SPACES = " \u3000"
+_MOST_MARKS = 4
+"""How many marks one letter may have: more are drawn over the lines around it."""
 
 
-ALWAYS = ("none", "this tool")
-"""What a yes may be from now on: for the tool as it is, where it is, as long as it touches no more than now."""
+def visible(text: str) -> str:
+    """Return one line of text in its own script, with all escaped that does not look like what it is.
+
+    That is what controls a screen, changes the direction of writing, is invisible, or looks like a space.
+    """
+    shown: list[str] = []
+    marks = 0
+    for letter in text:
+        kind = category(letter)
+        marks = marks + 1 if kind in {"Mn", "Me"} else 0
+        is_space = kind[0] == "Z" and letter not in _SPACES
+        is_unseen = kind[0] == "C" or is_space or letter in _BLANK or marks > _MOST_MARKS
+        shown.append(json.dumps(letter)[1:-1] if is_unseen else letter)
+    return "".join(shown)
+
+
+def _parameter_lines(inputs: JsonObject) -> Iterator[str]:
+    """Yield the lines that show parameters, each marked; further lines of one value are indented."""
+    room = _LONGEST_PARAMETERS
+    for name, value in inputs.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
+        first, *more = _HASH.sub(")", text).split("\n")
+        for line in (f"{visible(name)}: {visible(first)}", *(f"  {visible(line)}" for line in more)):
+            if (room := room - len(line)) < 0:
+                yield f"{INPUT_MARK}… (`--json` shows the rest)"
+                return
+            yield f"{INPUT_MARK}{line}"
+
+
+ALWAYS = ("none", "this tool", "this server")
+"""What a yes may be from now on: for the tool as it is, where it is, as long as it touches no more than now, or so for
+every tool of its MCP server."""
+_HASH = lazy_pattern(r", sha256 [0-9a-f]{64}\)")
+"""What a cut value ends with; a person has no use for it."""
+_MIXED = lazy_pattern(r"[A-Za-z][\u0370-\u052f]|[\u0370-\u052f][A-Za-z]")
+"""A Greek or Cyrillic letter beside a Latin one, which often looks the same."""
 _MASK = "[hidden: it looks like a secret]"
 _SECRET_NAME = lazy_pattern(
     r"(?i)passw|passphrase|secret|token|api[_-]?key|credential|authorization|private[_-]?key|cookie"
@@ -80,6 +118,15 @@ _MOST_PARTS = 200
 _LONGEST_PLAN = 60_000
 _LONGEST_PARAMETERS = 4_000
 _LONGEST_WORD = 400
+_AUTHORS: Mapping[Provenance, str] = {
+    "owner_written": "you wrote or signed it",
+    "owner_pinned": "you pinned it",
+    "owner_relaxed": "you relaxed it",
+    "model_written": "a model wrote it",
+    "known_publisher": "a publisher that you trust wrote it",
+    "mcp_server": "an MCP server that you accepted",
+    "unknown": "its author is unknown",
+}
 
 
 def escaped(value: Json) -> str:
@@ -118,25 +165,30 @@ def in_words(plan: Plan, chain: Chain, asked: Approval, doubt: str = "", way: st
     `way` is how it was asked: through what, and by which program.
     """
     tool = chain.tool
-    vouchers = (tool.integrity, tool.trust, f"key {tool.signer}" if tool.signer else "")
-    vouched = ", ".join(dict.fromkeys(filter(None, vouchers)))
-    profile = plan.profile
+    vouched = ", ".join(dict.fromkeys(filter(None, (tool.integrity, tool.trust))))
+    profile, inputs = plan.profile, as_object(asked.plan.get("inputs"))
     lines = [
         f"{_word(tool.id)} needs your approval. It:",
         *(f"  - {_word(reason)}" for reason in asked.reasons),
         f"item: {_word(tool.identity)} ({_word(vouched)})",
-        f"content: {tool.digest}",
-        *([f"isolation: {profile.level}, as {profile.provenance}"] if profile else []),
-        *([f"changes: {escaped(list(asked.touched.writes))}"] if asked.touched.writes else []),
-        *([f"sends to: {escaped(list(asked.touched.sends))}"] if asked.touched.sends else []),
-        *([f"secrets: {', '.join(map(_word, plan.variables))}"] if plan.variables else []),
-        f"parameters: {cut(escaped(asked.plan.get('inputs', {})), _LONGEST_PARAMETERS)}",
+        *([f"isolation: {profile.level}; {_AUTHORS.get(profile.provenance, 'built in')}"] if profile else []),
+        *(f"changes files in: {_word(path)}" for path in asked.touched.writes),
+        *(f"sends data to: {_word(host)}" for host in asked.touched.sends),
+        *([f"request: {plan.spec.method} {_word(plan.spec.url)}"] if isinstance(plan.spec, HttpSpec) else []),
+        *([f"uses the secrets: {', '.join(map(_word, plan.variables))}"] if plan.variables else []),
+        "parameters:" if inputs else "parameters: none",
+        *_parameter_lines(inputs),
         f"project: {_word(asked.project)}",
         f"asked by: {_word(asked.actor)}{f' ({_word(way)})' if way else ''}",
         *([f"careful: {doubt}"] if doubt else []),
         *code_in_words(asked.plan.get("code")),
     ]
     return "\n".join(lines)
+
+
+def answers_of(asked: Approval) -> tuple[str, ...]:
+    """Return what a yes to a question may be from now on: for a server only if one offers the tool."""
+    return ALWAYS if "server" in asked.plan else ALWAYS[:2]
 
 
 def question_of(asked: Approval) -> Question:
@@ -152,7 +204,7 @@ def question_of(asked: Approval) -> Question:
                     "always": {
                         "type": "string",
                         "title": "From now on without asking",
-                        "enum": list(ALWAYS),
+                        "enum": list(answers_of(asked)),
                         "default": ALWAYS[0],
                     },
                 },
@@ -164,7 +216,9 @@ def question_of(asked: Approval) -> Question:
 
 
 def _word(text: str) -> str:
-    return cut(escaped(text)[1:-1], _LONGEST_WORD)
+    """Return a name or a path on one line; one that mixes scripts is escaped, since it may look like another."""
+    shown = escaped(text)[1:-1] if _MIXED.search(text) else visible(text)
+    return shown if len(shown) <= _LONGEST_WORD else f"{shown[:_LONGEST_WORD]}… ({len(shown):,} characters in all)"
 
 
 def _is_secret_name(name: str) -> bool:

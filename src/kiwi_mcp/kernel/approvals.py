@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import Caller, no_answers
-from kiwi_mcp.domain.errors import ApprovalRequired, Conflict, Denied, Unanswered
+from kiwi_mcp.domain.errors import ApprovalRequired, Conflict, Denied, InvalidRequest, Unanswered
 from kiwi_mcp.domain.isolation import Provenance
 from kiwi_mcp.domain.items import Chain, Tool
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
@@ -125,7 +125,7 @@ class ApprovalGate(Struct, frozen=True):
             need.touches,
             actor=self.context.caller.name or approvals.owner,
             project=str(self.context.catalog.space.project),
-            content=chain_digest(chain) if any(rule.digest for rule in rules) else "",
+            contents=_contents(chain) if any(rule.digest for rule in rules) else frozenset(),
             now=_now(),
         )
 
@@ -165,7 +165,7 @@ class ApprovalGate(Struct, frozen=True):
             project=str(call.space.project),
             identity=run.plan.identity,
             reasons=need.reasons,
-            plan=shown_plan(run.plan, _secrets(run)),
+            plan={**shown_plan(run.plan, _secrets(run)), **_server(run.chain)},
             preview="",
             created_at=now,
             expires_at=now + LIFETIME_MS,
@@ -217,7 +217,7 @@ class ApprovalGate(Struct, frozen=True):
         approvals = self._approvals()
         used = approvals.accept(asked, run_id, by=approvals.owner, how=self.context.services.surface, now=_now())
         if always in ALWAYS[1:]:
-            approvals.add_rule(rule_from(asked, approvals.owner))
+            approvals.add_rule(rule_from(asked, approvals.owner, always))
         return ApprovedBy(approval_id=used.id)
 
 
@@ -238,23 +238,42 @@ def waiting_first(run: Run, touches: Effects) -> Mapping[str, Provenance]:
     return waiting
 
 
-def rule_from(asked: Approval, owner: str) -> ApprovalRule:
+def rule_from(asked: Approval, owner: str, always: str) -> ApprovalRule:
     """Return the rule that answers a question from now on: for its tool as it is, and for no more than it touches.
 
     After an edit of the tool, the question is asked again. The same applies to a tool of that name in another project.
+    For `this server` it is every tool of the server, as long as the server itself is as it is.
     """
     now = _now()
+    server = as_object(asked.plan.get("server"))
+    if always == ALWAYS[2] and not server:
+        raise InvalidRequest(
+            f"{asked.identity} is not a tool of an MCP server.", suggestion=f"Answer `{ALWAYS[1]}`, or once."
+        )
+    is_server = always == ALWAYS[2]
     return ApprovalRule(
         id=new_run(now)[0],
-        item=escape(asked.identity),
+        item=as_text(server["items"]) if is_server else escape(asked.identity),
         created_at=now,
         created_by=owner,
         actor=asked.actor,
         paths=tuple(map(escape, asked.touched.writes)),
         hosts=asked.touched.sends,
         project=asked.project if is_of_project(asked.identity) else "",
-        digest=asked.content,
+        digest=as_text(server["digest"]) if is_server else asked.content,
     )
+
+
+def _contents(chain: Chain) -> frozenset[str]:
+    """Return the digests that a rule for a chain may have: its own, and that of its server."""
+    return frozenset({chain_digest(chain), *([chain_digest(chain.server)] if chain.server else [])})
+
+
+def _server(chain: Chain) -> JsonObject:
+    """Return which tools the server of a chain has, and its digest, for an answer about all of them."""
+    if chain.server is None or not (name := chain.tool.origin.server):
+        return {}
+    return {"server": {"items": f"{escape(f'mcp/{name}')}/*", "digest": chain_digest(chain.server)}}
 
 
 def _is_doubtful(link: Tool, chain: Chain) -> bool:
@@ -278,7 +297,11 @@ def _secrets(run: Run) -> Mapping[str, str]:
 
 def _required(run: Run, asked: Approval) -> ApprovalRequired:
     return ApprovalRequired(
-        run.chain.tool.id, approval_id=asked.id, reasons=asked.reasons, expires_at=iso(asked.expires_at)
+        run.chain.tool.id,
+        approval_id=asked.id,
+        number=asked.number,
+        reasons=asked.reasons,
+        expires_at=iso(asked.expires_at),
     )
 
 
@@ -287,7 +310,7 @@ def _denied(tool_id: str, asked: Approval) -> Denied:
     return Denied(
         f"The owner said no to {tool_id!r}{because}. Nothing was done.",
         suggestion="Do not call it again as it is; tell the owner what it was for, and go on without it. "
-        f"The owner can take the no back: `kiwi approvals approve {asked.id}`.",
+        f"The owner can take the no back: `kiwi approvals approve {asked.number}`.",
         tool_id=tool_id,
         approval_id=asked.id,
         reasons=list(asked.reasons),

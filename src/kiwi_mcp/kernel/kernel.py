@@ -14,10 +14,12 @@ from typing import NoReturn, Protocol
 from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.catalog.lockfile import NAME as LOCK_NAME
+from kiwi_mcp.catalog.lockfile import forget_signer
 from kiwi_mcp.domain.calls import NO_CALLER, Caller, Principal, Served
 from kiwi_mcp.domain.errors import Internal, KiwiError, PolicyDenied, ToolFailed, ToolNotFound, VerbNotFound
 from kiwi_mcp.domain.grants import Rights
-from kiwi_mcp.domain.items import ItemType
+from kiwi_mcp.domain.items import ItemType, Source
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.mcp import Offer, OfferKind, Offers
 from kiwi_mcp.domain.messages import ReplyDelta
@@ -44,6 +46,7 @@ from kiwi_mcp.kernel.verb import (
     refusal,
 )
 from kiwi_mcp.kernel.verbs import BY_NAME, find_verb
+from kiwi_mcp.manifest.signatures import split
 from kiwi_mcp.policy.preferences import owner_preferences
 from kiwi_mcp.policy.rights import Authority, OwnerAuthority, ask
 from kiwi_mcp.store.tasks import Tasks
@@ -265,6 +268,37 @@ class Kernel:
         is_unsigned = tool.item_type == "tool" and tool.origin.is_editable and tool.signature is None
         is_unknown = is_unsigned and self._services.provenance.of(tool) == "unknown"
         return str(tool.origin.path) if is_unknown else ""
+
+    def unsigned_items(self) -> Sequence[tuple[str, str, str]]:
+        """Return what is new or changed in the project since it was signed: identity, file, and what is known of it."""
+        catalog, found = self.catalog(), list[tuple[str, str, str]]()
+        for card in catalog.all(frozenset[Source](("project",))):
+            with suppress(KiwiError):  # a broken file is shown by `validate`
+                tool = catalog.find(card.identity)
+                is_changed = tool.integrity == "modified" or tool.trust == "tampered"
+                if is_changed or tool.signature is None:
+                    is_models = self._services.provenance.of(tool) == "model_written"
+                    state = "changed" if is_changed else "written by a model" if is_models else "new"
+                    found.append((tool.identity, str(tool.origin.path), state))
+        return found
+
+    def place_of(self, item_id: str) -> Path:
+        """Return the file of an item that its author can edit, or its folder."""
+        tool = self.catalog().find(item_id)
+        if not tool.origin.is_editable:
+            raise PolicyDenied(
+                f"{tool.id!r} is not in your project or user folder.",
+                suggestion=f"`kiwi load {tool.id} --to project` copies it.",
+            )
+        return tool.origin.root if tool.origin.is_folder else tool.origin.path
+
+    def drop_stale_signature(self, item_id: str) -> None:
+        """Remove the signature of an item that its author changed since: it is an unsigned item then."""
+        tool = self.catalog().find(item_id)
+        if tool.integrity == "modified" or tool.trust == "tampered":
+            path = tool.origin.path
+            path.write_text(split(path.read_text(encoding="utf-8"), path.suffix)[1], encoding="utf-8")
+            forget_signer(tool.origin.base / LOCK_NAME, tool)
 
     async def complete(self, item_id: str, argument: str, value: str, known: Mapping[str, str]) -> Sequence[str]:
         """Return what an MCP server proposes for an argument of its prompt or template, of which a part is typed."""

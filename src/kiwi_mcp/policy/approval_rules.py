@@ -87,10 +87,20 @@ def reasons(
 
 
 def matching_rule(
-    rules: Iterable[ApprovalRule], plan: Plan, touches: Effects, *, actor: str, project: str, content: str, now: int
+    rules: Iterable[ApprovalRule],
+    plan: Plan,
+    touches: Effects,
+    *,
+    actor: str,
+    project: str,
+    contents: Collection[str],
+    now: int,
 ) -> ApprovalRule | None:
-    """Return a rule that says yes to a plan in a project already, for the content it has, at a time in milliseconds."""
-    holding = (rule for rule in rules if _holds(rule, actor, project, content, now))
+    """Return a rule that says yes to a plan in a project already, at a time in milliseconds.
+
+    `contents` are the digests of the content that it has: a rule with a digest needs one of them.
+    """
+    holding = (rule for rule in rules if _holds(rule, actor, project, contents, now))
     return next((rule for rule in holding if _covers(rule, plan, touches)), None)
 
 
@@ -99,11 +109,11 @@ def is_of_project(item: str) -> bool:
     return item.startswith(_OF_PROJECT)
 
 
-def _holds(rule: ApprovalRule, actor: str, project: str, content: str, now: int) -> bool:
+def _holds(rule: ApprovalRule, actor: str, project: str, contents: Collection[str], now: int) -> bool:
     return (
         (rule.expires_at is None or now < rule.expires_at)
         and rule.actor in {"", actor}
-        and rule.digest in {"", content}
+        and (not rule.digest or rule.digest in contents)
         and (rule.project == project or not (rule.project or is_of_project(rule.item)))
     )
 

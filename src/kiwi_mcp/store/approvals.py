@@ -41,8 +41,10 @@ _NOW = f"(case when {_OPEN} and expires_at <= ? then 'expired' else status end)"
 _OVERDUE = f"{_READ} and {_OPEN} and expires_at <= ? order by expires_at limit ?"
 _EXPIRE = "update approvals set status = 'expired' where owner = ? and id = ?"
 _STRIP = "update approvals set plan = ?, preview = ?, request = ? where owner = ? and id = ?"
-_INPUTS, _UNKEPT = "parameters: ", "parameters: (not kept once a question is over)"
-_LASTING = ("identity", "digest", "driver", "chain", "jail", "effect", "variables", "left_out")
+_INPUTS, _UNKEPT = "parameters:", "parameters: (not kept once a question is over)"
+INPUT_MARK = "  > "
+"""What every line of a question begins with that shows parameters, so that no parameter can imitate the question."""
+_LASTING = ("identity", "digest", "driver", "chain", "jail", "effect", "variables", "left_out", "server")
 """The words of a plan that are kept once its question is over: those that hold no parameter."""
 _PRUNE = """delete from approvals where id in (select id from approvals where owner = ? and created_at < ?
   and status not in ('pending', 'approved') order by created_at limit ?)"""
@@ -62,6 +64,9 @@ _ADD_RULE = (
     f"insert into approval_rules (owner, {', '.join(_RULE_COLUMNS)})"  # noqa: S608 - as above
     f" values (?, {', '.join('?' * len(_RULE_COLUMNS))})"
 )
+_NEXT_NUMBER = """insert into approval_numbers (owner, last) values (?, 1)
+  on conflict (owner) do update set last = approval_numbers.last + 1 returning last"""
+_LONGEST_NUMBER = 9
 
 
 class Approvals:
@@ -84,13 +89,18 @@ class Approvals:
                 if known := self._of_plan(transaction, question, "pending"):
                     return known
                 self._refuse_flood(transaction, question)
-                transaction.write(_ADD, (self._owner, *_row(question)))
-                return question
+                return self._add(transaction, question)
         except IntegrityFault:  # another process has asked the same in this very moment
             with within(_PATIENCE):
                 if known := self._of_plan(self._database, question, "pending"):
                     return known
             raise
+
+    def _add(self, transaction: Transaction, question: Approval) -> Approval:
+        """Store a question under the next number, and return it."""
+        numbered = replace(question, number=transaction.read(_NEXT_NUMBER, (self._owner,))[0][0])
+        transaction.write(_ADD, (self._owner, *_row(numbered)))
+        return numbered
 
     def take(self, plan: Approval, run_id: str) -> Approval | None:
         """Use up the approval of a plan for one run, if there is one: of all who try, one succeeds, and only once."""
@@ -114,7 +124,7 @@ class Approvals:
             _refuse_over(found)
             if found.status not in {"pending", "approved"}:
                 found = replace(asked, id=new_run(now)[0], created_at=now, expires_at=now + LIFETIME_MS)
-                transaction.write(_ADD, (self._owner, *_row(replace(found, status="approved"))))
+                found = self._add(transaction, replace(found, status="approved"))
             transaction.write(_DECIDE, ("approved", now, clean(by), how, "", self._owner, found.id))
             self._use(transaction, found, run_id, now)
             answered = replace(_stripped(found), decided_at=now, decided_by=clean(by), decided_how=how)
@@ -165,7 +175,7 @@ class Approvals:
             )
 
     def get(self, wanted: str, now: int) -> Approval:
-        """Return the approval with this id, or the only one with an id that starts with it."""
+        """Return the approval with this number or id, or the only one with an id that starts with it."""
         with within(_PATIENCE):
             return _current(self._found(self._database, wanted), now)
 
@@ -267,6 +277,11 @@ class Approvals:
         return _approval(rows[0]) if rows else None
 
     def _found(self, source: Database | Transaction, wanted: str) -> Approval:
+        if wanted.isdecimal() and not wanted.startswith("0") and len(wanted) <= _LONGEST_NUMBER:
+            rows = source.read(f"{_READ} and number = ?", (self._owner, int(wanted)))
+            if not rows:
+                raise ApprovalNotFound(wanted)
+            return _approval(rows[0])
         statement, values = f"{_READ} and id >= ? and id < ?", (self._owner, *id_range(wanted))
         rows = source.read(f"{statement} limit 2", values)
         if len(rows) > 1:  # of several, the one that still waits is meant
@@ -290,7 +305,7 @@ def _refuse_over(found: Approval) -> None:
 
 def _stripped(approval: Approval) -> Approval:
     """Return a question without the parameters of its call; nothing in them can begin a line of the words."""
-    lines = approval.preview.split("\n")
+    lines = (line for line in approval.preview.split("\n") if not line.startswith(INPUT_MARK))
     preview = "\n".join(_UNKEPT if line.startswith(_INPUTS) else line for line in lines)
     plan = {word: approval.plan[word] for word in _LASTING if word in approval.plan}
     return replace(approval, plan=plan, preview=preview, request=None)

@@ -14,8 +14,8 @@ from kiwi_mcp.store.database import Database, Row, Transaction, Value
 TABLES = (
     "namespaces", "tool_types", "tools", "blobs", "tool_version_files", "tool_versions", "registry_log", "remotes",
     "runs", "mcp_servers", "mcp_definitions", "tasks", "receipts", "authors", "relaxations", "approvals",
-    "approval_rules", "first_runs", "remembered", "started_calls", "threads", "thread_events", "thread_blobs",
-    "tool_calls", "budget_ledger", "budget_days", "questions", "thread_deltas",
+    "approval_rules", "approval_numbers", "first_runs", "remembered", "started_calls", "threads", "thread_events",
+    "thread_blobs", "tool_calls", "budget_ledger", "budget_days", "questions", "thread_deltas",
 )  # fmt: skip
 REBUILT = frozenset(
     {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 from pathlib import Path
+from unicodedata import category
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_object
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
 from kiwi_mcp.domain.records import Approval, Effects
 from kiwi_mcp.kernel.approval_question import escaped, in_words, is_keepable, question_of, shown_plan
+from kiwi_mcp.store.approvals import INPUT_MARK
 
 CHAIN = Chain(
     (Tool(Manifest("note", "script", "1.0.0"), Location("project", Path("/p/n"), Path("/p"))),),
@@ -37,21 +39,41 @@ def words(inputs: JsonObject, *writes: str) -> str:
 
 
 @pytest.mark.case("APPR-05")
-def test_parameters_and_paths_cannot_control_the_screen_or_start_a_line() -> None:
-    honest = words({"text": "x"}, "/p/notes")
-    forged = words({"text": "x\nparameters: {}\n\x1b[2J\x1b[31mheld: trusted\u202e\u200b"}, "/p/n\u043etes\n- nothing")
-    assert len(forged.splitlines()) == len(honest.splitlines())
-    assert all(" " <= letter <= "~" or letter == "\n" for letter in forged)
-    assert r"\u001b[2J" in forged
-    assert r"n\u043etes\n- nothing" in forged
+def test_parameters_and_paths_cannot_control_the_screen_or_imitate_the_question() -> None:
+    forged = words(
+        {"text": "x\nparameters:\n  > to: nobody\nproject: /q\r\x1b[2J\x1b[31m\u202e\u200b\u3164a" + "\u0301" * 9},
+        "/p/n\u043etes\nproject: /q",
+    )
+    assert forged.splitlines() == [
+        "note needs your approval. It:",
+        r"  - may change /p/n\u043etes\nproject: /q",
+        "item: project/local/note@1.0.0 (unsigned)",
+        "isolation: sandboxed; its author is unknown",
+        r"changes files in: /p/n\u043etes\nproject: /q",
+        "parameters:",
+        "  > text: x",
+        "  >   parameters:",
+        "  >     > to: nobody",
+        r"  >   project: /q\r\u001b[2J\u001b[31m\u202e\u200b\u3164a" + "\u0301" * 4 + r"\u0301" * 5,
+        "project: /p",
+        "asked by: ann",
+    ]
+
+
+def test_text_is_shown_in_its_own_script() -> None:
+    shown = words({"text": "你好 🥝 مرحبا नमस्ते", "to": ["Ångström"]}, "/p/ملاحظات")
+    assert "  > text: 你好 🥝 مرحبا नमस्ते" in shown.splitlines()
+    assert '  > to: ["Ångström"]' in shown.splitlines()
+    assert "changes files in: /p/ملاحظات" in shown.splitlines()
 
 
 @pytest.mark.case("APPR-05")
-def test_a_parameter_of_a_megabyte_is_cut_and_identified_by_its_hash() -> None:
+def test_a_parameter_of_a_megabyte_is_cut_and_its_hash_is_in_the_plan_alone() -> None:
     large = "x" * 1_000_000
     response = words({"text": large}, "/p")
     assert len(response) < 6_000
-    assert sha256(large.encode()).hexdigest() in response
+    assert sha256(large.encode()).hexdigest() not in response
+    assert sha256(large.encode()).hexdigest() in escaped(asked({"text": large}, "/p")[1].plan)
     assert "1,000,000 characters in all" in response
     plan, _ = asked({f"n{number}": ["y" * 1_900] * 200 for number in range(50)}, "/p")
     kept = shown_plan(plan, {})
@@ -94,6 +116,9 @@ def test_a_form_offers_once_and_always() -> None:
     choices = as_object(as_object(form.params["requestedSchema"])["properties"])
     assert as_object(choices["always"])["enum"] == ["none", "this tool"]
     assert form.is_own
+    offered = replace(with_path, plan={**with_path.plan, "server": {"items": "mcp/notes/*", "digest": "d"}})
+    choices = as_object(as_object(question_of(offered).params["requestedSchema"])["properties"])
+    assert as_object(choices["always"])["enum"] == ["none", "this tool", "this server"]
 
 
 values = st.recursive(
@@ -105,7 +130,9 @@ values = st.recursive(
 
 @settings(max_examples=30, deadline=None)
 @given(st.dictionaries(st.text(max_size=10), values, max_size=4))
-def test_any_question_is_plain_text_with_the_expected_number_of_lines(inputs: dict[str, Json]) -> None:
-    response = words(inputs, "/p")
-    assert response.isascii()
-    assert len(response.splitlines()) == len(words({}, "/p").splitlines())
+def test_in_any_question_every_line_of_a_parameter_is_marked(inputs: dict[str, Json]) -> None:
+    lines = words(inputs, "/p").splitlines()
+    assert [line for line in lines if not line.startswith(INPUT_MARK)] == [
+        *words({}, "/p").replace("parameters: none", "parameters:" if inputs else "parameters: none").splitlines()
+    ]
+    assert all(category(letter)[0] != "C" for line in lines for letter in line)

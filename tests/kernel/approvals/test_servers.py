@@ -12,7 +12,7 @@ import uvicorn
 from mcp.server import MCPServer
 from mcp_types import ToolAnnotations
 
-from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.kernel import Kernel
 
 
@@ -57,6 +57,19 @@ async def test_a_tool_of_an_http_server_needs_approval_unless_it_was_accepted_as
         assert (waiting["code"], written) == ("approval_required", [])
         await kernel.call("approvals", {"action": "approve", "approval_id": waiting["approval_id"]})
         assert (await kernel.call("execute", request)).content["status"] == "success"
-        assert (await kernel.call("execute", request)).content["code"] == "approval_required"
+        waiting = (await kernel.call("execute", request)).content
+        assert waiting["code"] == "approval_required"
+        # A rule for the server: for all its tools, as long as the server is as it is.
+        always: JsonObject = {"action": "approve", "approval_id": str(waiting["number"]), "always": "this server"}
+        rule = as_object((await kernel.call("approvals", always)).content["rule"])
+        assert (rule["item"], len(as_text(rule["digest"]))) == ("mcp/notes/*", 64)
+        for text in ("one", "two"):
+            again = await kernel.call("execute", {**request, "parameters": {"text": text}})
+            assert again.content["status"] == "success"
+        manifest = kernel.catalog().find("notes").origin.path
+        manifest.write_text(f"{manifest.read_text()}# changed\n")
+        assert (await kernel.call("mcp", {"action": "accept", "server": "notes"})).is_error is False
+        changed = await kernel.call("execute", {**request, "parameters": {"text": "three"}})
+        assert changed.content["code"] == "approval_required", changed.content
         await kernel.aclose()
-    assert written == ["hi"]
+    assert written == ["hi", "one", "two"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import sys
 import time
@@ -30,12 +31,17 @@ def test_a_command_without_a_terminal_waits_and_the_owner_answers_later(kiwi: Ki
     assert waiting.code == 6
     approval = json.loads(waiting.out)["approval_id"]
     listed = kiwi("approvals", "list")
-    assert listed.out.startswith(f"{approval}  pending   project/local/post_note@1.0.0")
-    shown = kiwi("approvals", "show", approval[:12])
-    assert 'parameters: {"text": "hi"}' in shown.out
-    assert "status: pending" in shown.err
-    done = kiwi("approvals", "approve", approval, "--run")
-    assert 'parameters: {"text": "hi"}' in done.err
+    assert listed.out.startswith("  1  pending   project/local/post_note@1.0.0")
+    shown = kiwi("approvals", "show", "1")
+    assert kiwi("approvals", "show", approval[:12]).out == shown.out
+    assert "parameters:\n  > text: hi\n" in shown.out
+    assert re.search(r"[0-9a-f]{64}", shown.out) is None
+    assert "question 1: pending" in shown.err
+    nameless = kiwi("approvals", "approve")
+    assert (nameless.code, sent) == (2, [])
+    assert "needs the number of a question" in nameless.err
+    done = kiwi("approvals", "approve", "1", "--run")
+    assert "  > text: hi\n" in done.err
     assert (done.code, sent) == (0, ['{"text":"hi"}'])
     assert kiwi("approvals", "list").err == "Nothing waits for you.\n"
     assert "used" in kiwi("approvals", "list", "--all").out
@@ -54,7 +60,7 @@ def test_a_denial_is_shown_with_its_reason(kiwi: Kiwi, sent: list[str]) -> None:
     refused = kiwi("run", "post_note", "text=hi")
     assert (refused.code, sent) == (6, [])
     assert "The owner said no to 'post_note': not yours." in refused.err
-    assert f"`kiwi approvals approve {approval}`" in refused.err
+    assert "`kiwi approvals approve 1`" in refused.err
     assert kiwi("run", "post_note", "text=hi", "--yes").code == 0
     assert "It was not run" in kiwi("approvals", "approve", approval, "--run").err
     assert kiwi("run", "post_note", "text=hi").code == 0
@@ -120,8 +126,33 @@ def test_input_before_the_question_is_not_an_answer(project: Path, sent: list[st
 def test_yes_to_a_question_shows_the_question(kiwi: Kiwi) -> None:
     approval = json.loads(kiwi("run", "post_note", "text=hi", "--json").out)["approval_id"]
     said = kiwi("approvals", "approve", approval[:8], "--always")
-    assert 'parameters: {"text": "hi"}' in said.err
+    assert "  > text: hi\n" in said.err
+    refused = kiwi("approvals", "approve", "1", "--server")
+    assert (refused.code, "not a tool of an MCP server" in refused.err) == (4, True)
     assert "may run once, exactly so" in said.out + said.err
+
+
+@pytest.mark.usefixtures("processes")
+def test_watch_shows_questions_as_they_come_and_takes_answers(kiwi: Kiwi, project: Path, sent: list[str]) -> None:
+    assert kiwi("sign", "post_note").code == 0
+    for text in ("one", "two", "three"):
+        assert kiwi("run", "post_note", f"text={text}").code == 6
+    own, theirs = pty.openpty()
+    env = {**os.environ, "PYTHONPATH": str(Path(kiwi_mcp.__file__).parents[1]), "TERM": "dumb"}
+    command = [sys.executable, "-m", "kiwi_mcp", "approvals", "watch"]
+    with Popen(command, cwd=project, env=env, stdin=theirs, stderr=theirs, stdout=theirs) as process:
+        os.close(theirs)
+        for text, typed in (("one", b"y\n"), ("two", b"n\n"), ("three", b"\n")):
+            assert f"> text: {text}".encode() in _until(own, b"later: ")
+            os.write(own, typed)
+        assert kiwi("run", "post_note", "text=four").code == 6
+        assert b"question 4" in _until(own, b"later: ")
+        process.terminate()
+        process.wait(30)
+    os.close(own)
+    answered = json.loads(kiwi("approvals", "list", "--all", "--json").out)["approvals"]
+    assert [one["status"] for one in answered] == ["pending", "pending", "denied", "approved"]
+    assert [one["number"] for one in answered] == [4, 3, 2, 1]
 
 
 def _until(terminal: int, wanted: bytes) -> bytes:

@@ -66,7 +66,7 @@ async def test_a_person_at_the_client_is_asked_and_approves_once_or_always(
     assert (first["status"], second["status"]) == ("success", "success")
     assert "rule_id" in second["approval"]
     assert len(person.asked) == 1
-    assert 'parameters: {"text": "one"}' in person.asked[0].message
+    assert "  > text: one" in person.asked[0].message
     assert "(mcp, client mcp)\n" in f"{person.asked[0].message}\n"
     assert sent == ['{"text":"one"}', '{"text":"two"}']
 
@@ -102,7 +102,7 @@ async def test_a_client_without_forms_sees_what_waits_and_cannot_answer_by_a_cal
     person = Person(None)
     (waiting,) = await person.story(mode, project, note("one"))
     assert waiting["code"] == "approval_required"
-    assert waiting["approval_id"] in waiting["suggestion"]
+    assert f"kiwi approvals approve {waiting['number']}" in waiting["suggestion"]
     # What a page of knowledge, or a result, may talk a model into trying.
     tries: list[dict[str, Any]] = [
         {"tool": "approvals", "action": "approve", "approval_id": waiting["approval_id"]},

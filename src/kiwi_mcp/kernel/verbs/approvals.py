@@ -15,12 +15,12 @@ from msgspec import UNSET, Meta, UnsetType
 from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.errors import Invalid, PolicyDenied
+from kiwi_mcp.domain.errors import Invalid, InvalidRequest, PolicyDenied
 from kiwi_mcp.domain.globs import is_plain
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import text_of
 from kiwi_mcp.domain.records import Approval, ApprovalRule
-from kiwi_mcp.kernel.approval_question import ALWAYS
+from kiwi_mcp.kernel.approval_question import ALWAYS, answers_of
 from kiwi_mcp.kernel.approvals import rule_from
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.paths import refuse_nowhere
@@ -55,7 +55,7 @@ _EXAMPLE = (
 )
 _TELL = "Tell the owner that it waits: `kiwi approvals list` shows it to them."
 
-ApprovalId = Annotated[NameText, Meta(min_length=1), Argument("The approval: its id, or the beginning of it.", "ID")]
+ApprovalId = Annotated[NameText, Meta(min_length=1), Argument("The approval: its number or id.", "NUMBER")]
 
 
 class ApprovalsListRequest(Request, frozen=True, kw_only=True):
@@ -89,6 +89,7 @@ class ApprovalResponse(Response, frozen=True, kw_only=True):
     """One question to the owner and its answer; `preview`, `plan` and `request` for the owner alone."""
 
     approval_id: str
+    number: int
     identity: str | UnsetType = UNSET
     status: str
     reasons: list[str]
@@ -103,6 +104,8 @@ class ApprovalResponse(Response, frozen=True, kw_only=True):
     reason: str | UnsetType = UNSET
     run_id: str | UnsetType = UNSET
     preview: str | UnsetType = UNSET
+    answers: list[str] | UnsetType = UNSET
+    """What a yes may be from now on."""
     plan: AnyJson | UnsetType = UNSET
     warning: str | UnsetType = UNSET
     message: str | UnsetType = UNSET
@@ -127,13 +130,13 @@ class ApprovalsListResponse(Response, frozen=True, kw_only=True):
 
 def _list_view(response: ApprovalsListResponse) -> Iterator[ViewItem]:
     lines = (
-        f"{one.approval_id}  {one.status:<8}  {one.identity or ''}  {'; '.join(one.reasons)}"
+        f"{one.number:>3}  {one.status:<8}  {one.identity or ''}  {'; '.join(one.reasons)}"
         for one in response.approvals
     )
     yield from rows(lines, "Nothing waits for you.")
     yield from (Notice(f"{item.identity}: {item.count} of them") for item in response.items if item.count != 1)
     if response.approvals:
-        yield Hint("`kiwi approvals show ID`, then `approve ID` or `deny ID`.")
+        yield Hint("`kiwi approvals show NUMBER`, then `approve NUMBER` or `deny NUMBER`; `watch` asks you one by one.")
 
 
 @verb("list", group="approvals", access=ANYONE, records=False, aliases=("approvals",), shows=_list_view)
@@ -170,7 +173,7 @@ class ApprovalShowRequest(Request, frozen=True, kw_only=True):
 
 def _show_view(response: ApprovalResponse) -> Iterator[ViewItem]:
     yield Data(response.preview or "")
-    yield Notice(f"status: {response.status}; until {response.expires_at}")
+    yield Notice(f"question {response.number}: {response.status}; until {response.expires_at}")
     for name in ("decided_at", "decided_how", "reason", "run_id", "warning"):
         if value := getattr(response, name):
             yield Notice(f"{name.replace('_', ' ')}: {value}")
@@ -186,7 +189,7 @@ def show_approval(request: ApprovalShowRequest, context: VerbContext) -> Approva
         if found.actor != _actor(store, context):
             raise PolicyDenied("That question is not yours.", suggestion="Name one that you were given the id of.")
         return _response(found)
-    response = replace(_response(found), preview=found.preview, plan=found.plan)
+    response = replace(_response(found), preview=found.preview, answers=[*answers_of(found)], plan=found.plan)
     if found.status == "used" and store.unfinished(found) == found.run_id:
         warning = f"The run {found.run_id} began, and left no record: whether it was done is unknown."
         return replace(response, warning=warning)
@@ -196,9 +199,12 @@ def show_approval(request: ApprovalShowRequest, context: VerbContext) -> Approva
 class ApproveRequest(Request, frozen=True, kw_only=True):
     """Which call to approve, and whether also later calls of its tool."""
 
-    approval_id: ApprovalId
+    approval_id: Annotated[
+        Annotated[NameText, Meta(min_length=1)] | None,
+        Argument("The approval: its number or id; on a terminal the newest otherwise.", "NUMBER"),
+    ] = None
     always: Annotated[
-        Literal["none", "this tool"],
+        Literal["none", "this tool", "this server"],
         Option("Do not ask about this tool again, until it changes.", kind="flag", value="this tool"),
     ] = "none"
 
@@ -216,17 +222,19 @@ def _change_view(response: ApprovalResponse | RuleResponse) -> Iterator[ViewItem
 def approve(request: ApproveRequest, context: VerbContext) -> ApprovalResponse:
     """Approve exactly this call, once; also after a denial."""
     store, now, how = context.services.store.approvals(), _now(), context.services.surface
+    if request.approval_id is None:
+        raise InvalidRequest("No question is named.", suggestion="Name one, such as `kiwi approvals approve 3`.")
     found = store.get(request.approval_id, now)
+    rule = rule_from(found, store.owner, request.always) if request.always != ALWAYS[0] else None
     approved = store.decide(found.id, "approved", by=store.owner, how=how, now=now)
     wake_threads(context.services)
-    is_always = request.always != ALWAYS[0]
     # Only the caller that asked may use the approval, so only the owner's own calls can run at once.
     is_own = approved.request is not None and approved.actor == store.owner
     return replace(
         _response(approved),
         preview=approved.preview,
         message=f"{approved.identity} may run once, exactly so.",
-        rule=_rule_response(store.add_rule(rule_from(approved, store.owner))) if is_always else UNSET,
+        rule=_rule_response(store.add_rule(rule)) if rule else UNSET,
         request={**(approved.request or {}), "project_path": approved.project} if is_own else UNSET,
     )
 

@@ -239,7 +239,7 @@ class _Setup:
     def _known(self) -> Iterator[tuple[Tool, str, int]]:
         """Yield the servers of the user, with what is wrong and the number of tools of each."""
         for server, key in known_servers(self._catalog, self._definitions):
-            if server.origin.source == "user":
+            if server.origin.is_in_user_space:
                 record = self._definitions.find(key)
                 fault = record.fault if record else "it was not asked yet"
                 yield server, fault, sum(one.kind == "tool" for one in self._definitions.of(key))

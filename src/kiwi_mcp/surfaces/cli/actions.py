@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiwi_mcp import __version__
-from kiwi_mcp.domain.calls import Ask, no_answers
+from kiwi_mcp.domain.calls import Ask, Caller, no_answers
 from kiwi_mcp.domain.errors import Denied, InvalidRequest, NotFound
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
 from kiwi_mcp.domain.outcome import Progress, Report
@@ -21,6 +22,7 @@ from kiwi_mcp.surfaces.cli import session
 from kiwi_mcp.surfaces.cli.help import UsageError
 from kiwi_mcp.surfaces.cli.inputs import from_words, here
 from kiwi_mcp.surfaces.cli.prompts import (
+    approval_answer,
     ask_network,
     confirm,
     is_confirmed,
@@ -39,6 +41,9 @@ Options = Mapping[str, Json]
 _ITEM_TYPES = ("tool", "directive", "knowledge")
 _AFTERWARDS, _LONGEST_WAIT = 60.0, 300.0
 """For how many seconds the index is completed after an answer, and before one that is waited for."""
+OWNER = Caller(is_owner=True)
+_LOOK = 0.5
+"""How often questions are looked for, in seconds."""
 _OWN = "Yes signs it and runs it. No runs it in the strictest sandbox, without network and without your files."
 _PARTIAL = "`kiwi search … --wait` waits until all is indexed; `kiwi serve` and `kiwi up` do it in the background."
 
@@ -62,7 +67,7 @@ def run(row: CommandRow, options: Options) -> int:
 async def _run(cli: CliSession, row: CommandRow, options: Options) -> int:
     questions, is_yes = owner_prompt(is_yes=bool(options.get("yes"))), bool(options.get("yes"))
     async with cli.opened() as kernel:
-        request = {**request_of(row, options), **_parameters(options, kernel)}
+        request = {**request_of(row, options), **call_parameters(options, kernel)}
         if questions is not no_answers and not is_yes and not options.get("dry_run"):
             signed = await _offer_signature(cli, kernel, as_text(options["item_id"]), questions)
             if signed is not None and signed.is_error:
@@ -98,11 +103,12 @@ def why(row: CommandRow, options: Options) -> int:
 
 async def _why(cli: CliSession, row: CommandRow, options: Options) -> int:
     async with cli.opened() as kernel:
-        answer = await cli.send(kernel, "execute", {**request_of(row, options), **_parameters(options, kernel)})
+        answer = await cli.send(kernel, "execute", {**request_of(row, options), **call_parameters(options, kernel)})
     return cli.show(answer, by_wire(row["wire"]))
 
 
-def _parameters(options: Options, kernel: Kernel) -> JsonObject:
+def call_parameters(options: Options, kernel: Kernel) -> JsonObject:
+    """Return the parameters of a call, read by the schema of its item, as a part of its request."""
     given = as_object(options.get("params", {}))
     if words := [as_text(word) for word in as_list(options.get("parameters"))]:
         schema = kernel.parameters_of(as_text(options["item_id"]), as_text(options.get("item_type")) or None)
@@ -255,8 +261,25 @@ def login(row: CommandRow, options: Options) -> int:
 
 
 def approve(row: CommandRow, options: Options) -> int:
-    """Approve a call, and make it at once if that was asked for."""
+    """Approve a call, and make it at once if that was asked for; without a number, the newest after a confirmation."""
     cli, request = CliSession(options), request_of(row, options)
+    if options.get("server"):
+        request["always"] = "this server"
+    if "approval_id" not in request:
+        if owner_prompt(is_yes=False) is no_answers:
+            raise UsageError(
+                "`kiwi approvals approve` needs the number of a question where there is no terminal.",
+                "`kiwi approvals list` shows what waits.",
+            )
+        newest = as_list(cli.call("approvals", {"action": "list", "limit": 1}).content.get("approvals"))
+        if not newest:
+            talk("Nothing waits for you.")
+            return 0
+        request["approval_id"] = as_text(as_object(newest[0])["approval_id"])
+        shown = cli.call("approvals", {"action": "show", "approval_id": request["approval_id"]})
+        if not confirm(as_text(shown.content.get("preview")), is_yes=False):
+            talk("It was not approved, and still waits.")
+            return Denied.exit_code
     if not options.get("run"):
         return cli.tell(row, request)
     answer = cli.call("approvals", request)
@@ -267,6 +290,31 @@ def approve(row: CommandRow, options: Options) -> int:
         return cli.show(answer, by_wire(row["wire"]))
     talk(as_text(answer.content.get("preview")))
     return cli.show(cli.call("execute", {"action": "run", **again}), by_wire(("execute", "run")))
+
+
+def watch_approvals(_: CommandRow, options: Options) -> int:
+    """Show questions as they come, and answer them on a terminal, until Ctrl-C."""
+    return session.run(_watch_approvals(CliSession(options)))
+
+
+async def _watch_approvals(cli: CliSession) -> int:
+    seen: set[str] = set()
+    can_answer = owner_prompt(is_yes=False) is not no_answers
+    async with cli.opened() as kernel:
+        while True:
+            listed = await kernel.call("approvals", {"action": "list"}, OWNER)
+            if listed.is_error:
+                return cli.show(listed, None)
+            for one in reversed([as_object(one) for one in as_list(listed.content["approvals"])]):
+                if (approval := as_text(one["approval_id"])) not in seen:
+                    seen.add(approval)
+                    shown = (await kernel.call("approvals", {"action": "show", "approval_id": approval}, OWNER)).content
+                    Screen().data(f"\nquestion {shown['number']}\n{as_text(shown.get('preview'))}")
+                    answers = tuple(map(as_text, as_list(shown.get("answers"))))
+                    if can_answer and (request := await approval_answer(answers)):
+                        answered = await kernel.call("approvals", {**request, "approval_id": approval}, OWNER)
+                        talk(as_text(answered.content.get("message")))
+            await asyncio.sleep(_LOOK)
 
 
 def set_secret(row: CommandRow, options: Options) -> int:

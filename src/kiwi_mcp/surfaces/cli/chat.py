@@ -220,7 +220,7 @@ class Chat:
 
     def _continued(self, named: str, options: Mapping[str, Json]) -> Answer:
         """Return the conversation that is named, or the newest one of this project, and show its last reply."""
-        if "directive" in options:
+        if options.get("directive"):
             raise InvalidRequest("A conversation keeps its directive.", suggestion="Leave `--directive` out.")
         listed = self._call("thread", {"action": "list", "conversations": True, "limit": 100}).content
         known = [as_object(one) for one in as_list(listed.get("threads"))]

@@ -119,6 +119,12 @@ class ApproveOptions(Request, frozen=True):
     """Options of `kiwi approvals approve`."""
 
     run: Annotated[bool, Option("Run it at once.", is_sent=False)] = False
+    server: Annotated[bool, Option("Do not ask about this MCP server again, until it changes.", is_sent=False)] = False
+
+
+@command("approvals watch", run="actions.watch_approvals", has_json=False)
+class WatchApprovals(Request, frozen=True):
+    """Show questions as they come, and answer them on a terminal, until Ctrl-C."""
 
 
 @local("secrets set", run="actions.set_secret")
@@ -171,6 +177,40 @@ class RunOptions(Request, frozen=True):
     ] = None
     raw: Annotated[bool, Option("Write the result to a terminal as it is.", is_sent=False)] = False
     yes: Annotated[bool, Option("Approve this call without a question.", "--yes", "-y", is_sent=False)] = False
+
+
+@local("sign", run="author.sign", about="`kiwi sign .` lists all that is new or changed in the project, and asks once.")
+class SignOptions(Request, frozen=True):
+    """Further arguments of `kiwi sign`."""
+
+    more: Annotated[tuple[str, ...], Argument("Further items.", "ITEM…", is_sent=False)] = ()
+
+
+@command("new", run="author.new")
+class NewItem(Request, frozen=True):
+    """Write a new tool, MCP server, directive, knowledge entry or thread that works and explains itself."""
+
+    name: Annotated[str, Argument("Its name.", "NAME")]
+    python: Annotated[bool, Option("A Python function.")] = False
+    bash: Annotated[bool, Option("A shell script.")] = False
+    node: Annotated[bool, Option("A JavaScript function.")] = False
+    api: Annotated[bool, Option("A request to an HTTP API.")] = False
+    mcp: Annotated[bool, Option("An MCP server.")] = False
+    directive: Annotated[bool, Option("A program for a model.")] = False
+    knowledge: Annotated[bool, Option("Text to find and read.")] = False
+    thread: Annotated[bool, Option("A directive that a model executes apart.")] = False
+    location: Location = None
+
+
+@command("dev", run="author.dev")
+class DevelopItem(Request, frozen=True):
+    """Validate and run a file at every save, as an unsigned file; the key s signs it, q quits."""
+
+    item_id: Item
+    parameters: Annotated[tuple[str, ...], Argument("Parameters, as for `run`.", "NAME=VALUE", kind="parameters")] = ()
+    params: Annotated[str | None, Option("Parameters as JSON, @file, or - for stdin.", metavar="JSON", kind="json")] = (
+        None
+    )
 
 
 LOCAL_PARTS["setup"] = LocalPart(run="actions.setup")

@@ -11,18 +11,18 @@ from getpass import getpass
 
 from kiwi_mcp.domain.calls import Answers, Ask, Question, Questions, no_answers
 from kiwi_mcp.domain.errors import InvalidRequest, PolicyDenied, Unanswered
-from kiwi_mcp.domain.json import JsonObject, as_object, as_text
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.safe_text import escape_controls
 from kiwi_mcp.primitives import browser
 from kiwi_mcp.surfaces.cli.screen import talk
 
-_PROMPT = "[y]es, once / [a]lways for this tool / [N]o: "
 _SHORT_PROMPT = "[y]es / [N]o: "
 _YES: JsonObject = {"action": "accept", "content": {"approve": True, "always": "none"}}
-_ALWAYS: JsonObject = {"action": "accept", "content": {"approve": True, "always": "this tool"}}
 _NO: JsonObject = {"action": "decline"}
 _SECRET_LIMIT = 100_000
-_WORDS = {"y": _YES, "yes": _YES, "a": _ALWAYS, "always": _ALWAYS}
+_ONCE = frozenset({"y", "yes", "o", "once"})
+_ALWAYS = {"this tool": frozenset({"t", "tool", "a", "always"}), "this server": frozenset({"s", "server"})}
+_LETTERS = {"this tool": "always for this [t]ool", "this server": "always for this [s]erver"}
 
 
 def owner_prompt(*, is_yes: bool) -> Ask:
@@ -82,9 +82,35 @@ async def _asked(question: Question) -> JsonObject:
         sys.stderr.write("> ")
         sys.stderr.flush()
         return {"action": "accept", "content": {texts[0]: (await _typed()).strip()}}
-    sys.stderr.write(escape_controls(_PROMPT if "always" in asked else _SHORT_PROMPT))
+    answers = tuple(map(as_text, as_list(as_object(asked.get("always")).get("enum"))))
+    typed = await _prompted(_choices(answers, "[N]o") if answers else _SHORT_PROMPT)
+    if always := _always(typed, answers):
+        return {"action": "accept", "content": {"approve": True, "always": always}}
+    return _YES if typed in _ONCE else _NO
+
+
+def _choices(answers: Sequence[str], end: str) -> str:
+    return " / ".join(["[y]es, once", *(_LETTERS[answer] for answer in answers if answer in _LETTERS), end]) + ": "
+
+
+def _always(typed: str, answers: Sequence[str]) -> str:
+    return next((answer for answer, letters in _ALWAYS.items() if answer in answers and typed in letters), "")
+
+
+async def approval_answer(answers: Sequence[str]) -> dict[str, Json]:
+    """Return the request that a typed answer to an approval means; empty to let it wait. `answers` are for later."""
+    _forget_typed()
+    typed = await _prompted(_choices(answers, "[n]o / Enter: later"))
+    if typed in {"n", "no"}:
+        return {"action": "deny"}
+    always = _always(typed, answers)
+    return {"action": "approve", "always": always or "none"} if always or typed in _ONCE else {}
+
+
+async def _prompted(prompt: str) -> str:
+    sys.stderr.write(escape_controls(prompt))
     sys.stderr.flush()
-    return _WORDS.get((await _typed()).strip().lower(), _NO)
+    return (await _typed()).strip().lower()
 
 
 async def ask_text(message: str) -> str | None:

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -81,6 +81,14 @@ class CliSession:
     async def _parameters_of(self, item: str, item_type: str) -> JsonObject:
         async with self.opened() as kernel:
             return kernel.parameters_of(item, item_type or None)
+
+    def unsigned_items(self) -> Sequence[tuple[str, str, str]]:
+        """Return what is new or changed since it was signed, as `Kernel.unsigned_items` does."""
+        return run(self._unsigned_items())
+
+    async def _unsigned_items(self) -> Sequence[tuple[str, str, str]]:
+        async with self.opened() as kernel:
+            return kernel.unsigned_items()
 
     def tell(self, row: CommandRow, request: JsonObject, *, is_raw: bool = False, questions: Ask = no_answers) -> int:
         """Send the request of a command, show the answer, and return the exit code."""

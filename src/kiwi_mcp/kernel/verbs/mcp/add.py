@@ -18,7 +18,7 @@ from kiwi_mcp.catalog.disk import writing
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import AlreadyExists, InvalidManifest, InvalidRequest, KiwiError
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.items import CLIENT_REQUESTS, Needs, Tool
+from kiwi_mcp.domain.items import CLIENT_REQUESTS, SOURCE_TRAITS, Needs, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.mcp import ServerKey, ServerRecord
 from kiwi_mcp.domain.outcome import Progress
@@ -526,7 +526,7 @@ async def _seal(name: str, value: Secret, new: NewServer, catalog: Catalog, writ
         if is_same:
             source = catalog.find(new.tool_id).origin.source if new.is_here else new.location
             # Nothing of a server runs with a manifest that the owner did not accept, so no digest is needed here.
-            project = str(space.project) if source == "project" else ""
+            project = str(space.project) if SOURCE_TRAITS[source].is_in_project else ""
             await store.grant(name, SecretGrant(f"{source}/local/{new.tool_id}", project))
     return None if is_same else Issue(name, f"is {place} with another value", "Decide which one holds.", "warning")
 

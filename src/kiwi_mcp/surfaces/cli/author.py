@@ -1,0 +1,186 @@
+"""The loop of an author: a new file from a template, a run at every save, signatures."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import termios
+import tty
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kiwi_mcp import data
+from kiwi_mcp.domain.calls import no_answers
+from kiwi_mcp.domain.errors import Denied
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_text
+from kiwi_mcp.kernel import Answer, Kernel
+from kiwi_mcp.kernel.verbs import by_wire
+from kiwi_mcp.surfaces.cli import session
+from kiwi_mcp.surfaces.cli.actions import call_parameters
+from kiwi_mcp.surfaces.cli.help import UsageError
+from kiwi_mcp.surfaces.cli.prompts import confirm, owner_prompt
+from kiwi_mcp.surfaces.cli.screen import Screen, talk
+from kiwi_mcp.surfaces.cli.session import CliSession, request_of
+
+if TYPE_CHECKING:
+    from kiwi_mcp.surfaces.cli.rows import CommandRow
+
+Options = Mapping[str, Json]
+_TEMPLATES = data.FOLDER / "new"
+_KINDS = {
+    "python": "python.py",
+    "bash": "bash.sh",
+    "node": "node.mjs",
+    "api": "api.yaml",
+    "mcp": "mcp",
+    "directive": "directive.md",
+    "knowledge": "knowledge.md",
+    "thread": "thread.yaml",
+}
+_NEXT_TEXT = "Edit it, then `kiwi run {name}`; `kiwi sign {name}` signs it."
+_NEXT_CODE = "Edit it: `kiwi dev {name}` checks and runs it at every save, and signs it at the key s."
+_NEXT = {
+    **dict.fromkeys(("python", "bash", "node", "api"), _NEXT_CODE),
+    "mcp": "`kiwi mcp refresh {name} --yes` starts it and lists its tools; `kiwi mcp accept {name}` lets you use them.",
+}
+_TEXTS = ("directive", "knowledge")
+_LOOK = 0.2
+"""How often the files of an item are looked at, in seconds."""
+
+
+def new(_: CommandRow, options: Options) -> int:
+    """Write a new item from a template."""
+    kinds, name, cli = [kind for kind in _KINDS if options.get(kind)], as_text(options["name"]), CliSession(options)
+    if len(kinds) != 1:
+        raise UsageError("Say what the new item is.", f"Add one of {', '.join(f'--{kind}' for kind in _KINDS)}.")
+    steps = [("directive", f"{name}_steps")] if kinds == ["thread"] else []
+    where = {"location": options["location"]} if "location" in options else {}
+    for kind, item in (*steps, (kinds[0], name)):
+        parameters = {**_content(kind, item), **where}
+        request: JsonObject = {"action": "create", "item_id": item, "parameters": parameters}
+        answer = cli.call("execute", {**request, "item_type": kind} if kind in _TEXTS else request)
+        if answer.is_error or cli.is_json:
+            cli.show(answer, None)
+        else:
+            Screen().data(as_text(answer.content["path"]))
+        if answer.is_error:
+            return answer.exit_code
+    if not cli.is_json:
+        talk(f"hint: {_NEXT.get(kinds[0], _NEXT_TEXT).format(name=name)}")
+    return 0
+
+
+def _content(kind: str, name: str) -> JsonObject:
+    """Return what a new item is created from: one file, or the files of a folder."""
+    place = _TEMPLATES / _KINDS[kind]
+    if place.is_dir():
+        return {"files": {file.name: _filled(file, name) for file in place.iterdir() if file.is_file()}}
+    return {"content": _filled(place, name), "filename": f"{name}{place.suffix}"}
+
+
+def _filled(template: Path, name: str) -> str:
+    # A shim such as that of pyenv does not work in a sandbox.
+    python = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin") or "python3"
+    return template.read_text(encoding="utf-8").replace("NAME", name).replace("PYTHON", python)
+
+
+def sign(row: CommandRow, options: Options) -> int:
+    """Sign items one by one; `.` is all that is new or changed in the project, after one question."""
+    cli, named = CliSession(options), [as_text(options["item_id"]), *map(as_text, as_list(options.get("more")))]
+    items = _confirmed(cli) if named == ["."] else named
+    if items is None:
+        return Denied.exit_code
+    code = 0
+    for item in items:
+        code = cli.tell(row, request_of(row, {**options, "item_id": item})) or code
+    return code
+
+
+def _confirmed(cli: CliSession) -> list[str] | None:
+    """Return what is new or changed and shall be signed; None if the person does not want it."""
+    if owner_prompt(is_yes=False) is no_answers:
+        raise UsageError(
+            "`kiwi sign .` asks before it signs, and there is no terminal to ask on.",
+            "Name the items: `kiwi sign A B`.",
+        )
+    found = cli.unsigned_items()
+    if not found:
+        talk("Everything in this project is signed.")
+        return []
+    listed = "\n".join(f"  {state:<20} {path}" for _, path, state in found)
+    question = f"New or changed since it was signed:\n{listed}\nSign all of it as yours?"
+    return [item for item, _, _ in found] if confirm(question, is_yes=False) else None
+
+
+def dev(_: CommandRow, options: Options) -> int:
+    """Validate and run an item at every save; `s` signs it, `r` runs it again, `q` ends."""
+    with _single_keys():
+        return session.run(_develop(CliSession(options), as_text(options["item_id"]), options))
+
+
+async def _develop(cli: CliSession, item: str, options: Options) -> int:
+    keys: asyncio.Queue[str] = asyncio.Queue()
+    if sys.stdin.isatty():
+        asyncio.get_running_loop().add_reader(
+            sys.stdin, lambda: keys.put_nowait(os.read(sys.stdin.fileno(), 1).decode())
+        )
+    async with cli.opened() as kernel:
+        place = kernel.place_of(item)
+        request: JsonObject = {"action": "run", "item_id": item, **call_parameters(options, kernel)}
+        seen: object = None
+        while True:
+            if _stamps(place) != seen:
+                await _try(cli, kernel, item, place, request)
+                talk("waiting for a change (s: sign, r: run again, q: quit)")
+                seen = _stamps(place)  # also after a signature was removed, which is no change of the author's
+            try:
+                key = await asyncio.wait_for(keys.get(), _LOOK)
+            except TimeoutError:
+                continue
+            if key == "q":
+                return 0
+            if key == "s":
+                _show(cli, await cli.send(kernel, "execute", {"action": "sign", "item_id": item}), "sign")
+            if key in {"s", "r"}:
+                seen = None
+
+
+async def _try(cli: CliSession, kernel: Kernel, item: str, place: Path, request: JsonObject) -> None:
+    """Validate an item and, if it is valid, run it; without a valid signature it runs like any unsigned file."""
+    found = await cli.send(kernel, "execute", {"action": "validate", "parameters": {"path": str(place)}})
+    _show(cli, found, "validate")
+    if not found.is_error and found.content.get("valid"):
+        kernel.drop_stale_signature(item)
+        _show(cli, await cli.send(kernel, "execute", request), "run")
+
+
+def _show(cli: CliSession, answer: Answer, action: str) -> None:
+    cli.show(answer, by_wire(("execute", action)))
+
+
+def _stamps(place: Path) -> list[tuple[str, int, int]]:
+    """Return the state of an item's files; a file that an editor is replacing counts as gone."""
+    stamps: list[tuple[str, int, int]] = []
+    for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
+        with suppress(OSError):
+            state = path.stat()
+            stamps.append((str(path), state.st_mtime_ns, state.st_size))
+    return stamps
+
+
+@contextmanager
+def _single_keys() -> Iterator[None]:
+    """Let single keys be read without Enter, where there is a terminal."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
