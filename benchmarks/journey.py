@@ -29,7 +29,7 @@ _PYPI = {
     "time": ["mcp-server-time"],
     "git": ["mcp-server-git", "--repository", "{home}/notes"],
     "fetch": ["mcp-server-fetch"],
-    "sqlite": ["mcp-server-sqlite", "--db-path", "{home}/notes/notes.db"],
+    "sqlite": ["--with", "mcp<2", "mcp-server-sqlite", "--db-path", "{home}/notes/notes.db"],
 }
 _MANIFEST = """tool_id: hello
 tool_type: script

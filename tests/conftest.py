@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import pytest
 from kiwi_mcp.catalog.release import BUILTIN
 from kiwi_mcp.catalog.source import FolderSource
 from kiwi_mcp.domain.calls import Answers, Caller, Questions, no_answers
+from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.manifest.type_specs import load_type_specs
 
@@ -55,7 +56,7 @@ def home(
     folder = tmp_path / "home"
     cache = folder / ".cache" / "kiwi"
     (cache / "catalog").mkdir(parents=True)
-    shutil.copyfile(builtin_listing, cache / "catalog" / builtin_listing.name)
+    shutil.copy(builtin_listing, cache / "catalog")
     copy_isolation_report(cache)
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setenv("USER_SPACE", str(folder / ".ai"))
@@ -94,11 +95,16 @@ def owner() -> Caller:
 
 
 @pytest.fixture
-def ask(kernel: Kernel, owner: Caller) -> Iterator[Callable[..., Answer]]:
+def ask(kernel: Kernel, owner: Caller) -> Callable[..., Answer]:
     """Send one request, as an owner would who agrees to it, and return its answer."""
-    with asyncio.Runner() as runner:
-        yield lambda verb, **request: runner.run(kernel.call(verb, json.loads(json.dumps(request)), owner))
-        runner.run(kernel.aclose())
+
+    async def call(verb: str, request: JsonObject) -> Answer:
+        try:
+            return await kernel.call(verb, request, owner)
+        finally:
+            await kernel.aclose()
+
+    return lambda verb, **request: asyncio.run(call(verb, json.loads(json.dumps(request))))
 
 
 @pytest.fixture

@@ -582,12 +582,12 @@ async def test_without_a_project_user_items_are_visible_and_run(user: Path, proj
 
 
 def test_a_project_without_directives_knowledge_and_preferences_is_not_read(
-    look: Look, project: Path, home: Path
+    look: Look, project: Path, home: Path, builtin_listing: Path
 ) -> None:
     """So that it costs as much to connect with ten thousand tools as with ten."""
     for number in range(10):
         write_tool(project / ".ai", f"tool_{number}")
     assert look().tools == ()
     assert not (home / ".ai").exists()
-    index = [path for path in (home / ".cache").rglob("*") if path.is_file() and path.name != "isolation.json"]
-    assert index == []
+    index = {path.name for path in (home / ".cache").rglob("*") if path.is_file()}
+    assert index - {"isolation.json", builtin_listing.name} == set()

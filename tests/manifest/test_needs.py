@@ -54,10 +54,7 @@ def test_valid_needs_are_accepted(needs: Json) -> None:
             for path in ("", "../x", "/", "/etc", "/home/", "~", "~/", "~root/x", "*.md")
         ),
         ({"write": ["docs/**/x"]}, "needs.write"),
-        *(
-            ({"hosts": [host]}, "needs.hosts")
-            for host in ("", "*", "http://a.test", "a.test/x", "a b", "-a.test", "a..b")
-        ),
+        *(({"hosts": [host]}, "needs.hosts") for host in ("", "http://a.test", "a.test/x", "a b", "-a.test", "a..b")),
         *(({"commands": [name]}, "needs.commands") for name in ("", "/bin/sh", "rm -rf", "a;b")),
         ({"read": ["a"] * 101}, "needs.read"),
     ],

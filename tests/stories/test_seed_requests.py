@@ -48,6 +48,7 @@ def steady(project: Path, home: Path) -> Callable[[Answer], Json]:
             text = re.sub(pattern, word, text)
         text = re.sub(r'("(?:execution_time_ms|score|size)": )[\d.]+', r"\1 0", text)
         text = re.sub(r'("properties": \[)"cpu_limit[^\]]*\]', r'\1"<what holds it here>"]', text)
+        text = re.sub(r'("limited_by": )"\w+"', r'\1"<what limits it here>"', text)
         value: Json = json.loads(text)
         return value
 
@@ -208,6 +209,7 @@ def test_run_returns_the_result_the_time_and_the_output(project: Path, ask: Ask,
                 "asked": "trusted",
                 "used": "restricted",
                 "backend": "bubblewrap",
+                "limited_by": "<what limits it here>",
                 "properties": ["<what holds it here>"],
                 "policy": "<hash>",
                 "provenance": "unknown",
@@ -253,6 +255,7 @@ def test_a_failing_run_is_reported(project: Path, ask: Ask, steady: Steady) -> N
                 "asked": "trusted",
                 "used": "restricted",
                 "backend": "bubblewrap",
+                "limited_by": "<what limits it here>",
                 "properties": ["<what holds it here>"],
                 "policy": "<hash>",
                 "provenance": "unknown",
@@ -311,7 +314,7 @@ def test_an_unknown_tool_is_not_found(project: Path, ask: Ask, steady: Steady) -
             "item_type": "tool",
             "message": "No tool named 'my_tol' in the project, user, registry or built-in catalog, "
             "or on an MCP server.",
-            "suggestion": "Did you mean `my_tool`? Search for it, or create .ai/tools/my_tol.yaml.",
+            "suggestion": "Did you mean `my_tool`? If not, search for it.",
             "tool_id": "my_tol",
             "action": "run",
         }

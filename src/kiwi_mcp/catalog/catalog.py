@@ -320,7 +320,8 @@ class Catalog:
         names = sorted({known for source in self._sources for known in source.names()})
         # Comparing closely is slow, so only names that share the most pairs of letters are compared.
         likely = nlargest(_LIKELY, names, key=lambda known: sum(part in known for part in parts))
-        return get_close_matches(wanted, likely, n=3, cutoff=_ALIKE)
+        swapped = [known for known in likely if sorted(known.lower()) == sorted(wanted)]
+        return swapped or get_close_matches(wanted, likely, n=3, cutoff=_ALIKE)
 
     def _meant(self, text: str) -> Ref:
         """Return what a reference asks for: `server/name` is first an item of that MCP server, then a published item.

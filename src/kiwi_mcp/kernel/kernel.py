@@ -358,7 +358,10 @@ class Kernel:
         """Return the items that the caller perhaps meant: those spelled nearly so, then what a search finds."""
         place = {"project_path": payload["project_path"]} if payload.get("project_path") else {}
         words = _BETWEEN_WORDS.sub(" ", error.tool_id[:_WORD])
-        found = (await self.call("search", {"query": words, "limit": _SUGGESTED, **place}, caller)).content
+        request: JsonObject = {"query": words, "limit": _SUGGESTED, **place}
+        declared = await asyncio.to_thread(find_verb, "search", request)
+        # Nobody asked for this search, so it leaves no receipt of its own.
+        found = (await self._response("search", declared, request, caller, None, ())).content
         hits = [as_object(hit) for hit in as_list(found.get("results"))] if "note" not in found else []
         names = [as_text(hit.get("name")) for hit in hits]
         return [*dict.fromkeys([*error.near, *names])][:_SUGGESTED]

@@ -661,6 +661,9 @@ class Run:
         )
         if self._record is None:
             return run, None
+        if not isinstance(self._runs, Runs):
+            self._record.is_written = True  # that there is no receipt either is reported once
+            return run, None
         detail: JsonObject = self.approved_by.to_json() if self.approved_by else {}
         if self.call.origin.thread:
             detail = {**detail, **asdict(self.call.origin)}

@@ -11,6 +11,7 @@ from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import CHECKPOINT_MODES
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, text_of
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.directive_xml import Element, read_xml
 from kiwi_mcp.manifest.names import did_you_mean
 
@@ -34,8 +35,8 @@ _LIMITS: Mapping[str, str] = {
     "on_exceeded": "on_exceeded",
 }
 _EXCEEDED = ("stop", "warn", "escalate")
-_PROCESS = re.compile(r"<process(?:\s[^<>]*)?>(.*)</process>", re.DOTALL)
-_NUMBER = re.compile(r"\$?\s*(\d{1,15}(?:\.\d{1,9})?)\s*(s|m|h)?")
+_PROCESS = lazy_pattern(r"<process(?:\s[^<>]*)?>(.*)</process>", re.DOTALL)
+_NUMBER = lazy_pattern(r"\$?\s*(\d{1,15}(?:\.\d{1,9})?)\s*(s|m|h)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
 
 

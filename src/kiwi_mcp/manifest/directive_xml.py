@@ -6,7 +6,6 @@ is cut out before the parser looks and put back afterwards, so they may hold any
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from textwrap import dedent
 from xml.parsers import expat
@@ -15,6 +14,7 @@ from msgspec import Struct, field
 
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.json import Json
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.document import refuse
 from kiwi_mcp.manifest.legacy.hashes import xml_of
 
@@ -22,10 +22,10 @@ MAX_CHARACTERS = 512_000
 MAX_DEPTH = 64
 MAX_ELEMENTS = 20_000
 
-_OPAQUE = re.compile(r"<!--|<!\[CDATA\[|<(template|example|raw)(?=[\s>/])[^<>]*>")
+_OPAQUE = lazy_pattern(r"<!--|<!\[CDATA\[|<(template|example|raw)(?=[\s>/])[^<>]*>")
 _CLOSERS = {"<!--": "-->", "<![CDATA[": "]]>"}
 _PLACEHOLDERS = {"{CDATA_OPEN}": "<![CDATA[", "{CDATA_CLOSE}": "]]>"}
-_BLANKED = re.compile(r"[^\n]")
+_BLANKED = lazy_pattern(r"[^\n]")
 
 _REFERENCES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "\n": "&#10;", "\r": "&#13;", "\t": "&#9;"})
 """How an attribute is written; a parser turns line breaks and tabs in it into spaces."""

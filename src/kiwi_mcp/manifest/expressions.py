@@ -19,11 +19,12 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_list
+from kiwi_mcp.domain.patterns import lazy_pattern
 
 MAX_LENGTH = 2_000
 MAX_DEPTH = 32
 
-_TOKEN = re.compile(
+_TOKEN = lazy_pattern(
     r"""\s*(?:(?P<number>\d+(?:\.\d+)?)|(?P<string>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
     r"""|(?P<word>[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*)|(?P<sign>==|!=|<=|>=|[<>+*/()\[\],-]))"""
 )

@@ -90,8 +90,8 @@ def _is_marker(text: str) -> bool:
 
 
 _SCHEMES = {"http", "https", "ws", "wss"}
-_SPACE_OR_CONTROL = re.compile(r"[\x00-\x20\x7f]")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
+_SPACE_OR_CONTROL = lazy_pattern(r"[\x00-\x20\x7f]")
+_VARIABLE = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 
 # What loaders, interpreters, shells and git obey: setting one of these is running code of one's choice.
 _OBEYED = {
@@ -147,7 +147,7 @@ def is_requirement(text: str) -> bool:
     return is_python_requirement(text) or is_node_requirement(text)
 
 
-_GEM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(?::[0-9][0-9A-Za-z.]*)?", re.ASCII)
+_GEM = lazy_pattern(r"[A-Za-z0-9_][A-Za-z0-9._-]*(?::[0-9][0-9A-Za-z.]*)?", re.ASCII)
 
 
 def is_gem_requirement(text: str) -> bool:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_text
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.document import refuse
 from kiwi_mcp.manifest.signatures import split
 from kiwi_mcp.manifest.type_specs import FileFormat, TypeSpec
@@ -21,9 +22,9 @@ MAX_CHARACTERS = 4_000_000
 
 _MANIFEST = ("version", "category", "tags", "author", "created_at")
 _NOT_CONTENT = {"id", "zettel_id", "description", "validated_at", "content_hash", "integrity", "embedding"}
-_END = re.compile(r"^---[ \t]*\r?$", re.MULTILINE)
-_HEADING = re.compile(r"^#[ \t]+(\S[^\n]*)$", re.MULTILINE)
-_LINK = re.compile(r"\[\[([^\[\]|\n]{1,200})(?:\|[^\[\]\n]{0,200})?\]\]")
+_END = lazy_pattern(r"^---[ \t]*\r?$", re.MULTILINE)
+_HEADING = lazy_pattern(r"^#[ \t]+(\S[^\n]*)$", re.MULTILINE)
+_LINK = lazy_pattern(r"\[\[([^\[\]|\n]{1,200})(?:\|[^\[\]\n]{0,200})?\]\]")
 
 
 def read_front_matter(text: str, spec: TypeSpec, format_: FileFormat, *, what: str, stem: str = "") -> JsonObject:

@@ -12,6 +12,7 @@ from msgspec import Struct
 from kiwi_mcp.domain.errors import InvalidArguments, TooLarge
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.document import BAD_TEXT, is_bad_text, join
 from kiwi_mcp.manifest.json_schema import faults, text_of_schema
 from kiwi_mcp.manifest.names import did_you_mean
@@ -39,7 +40,7 @@ _BOUNDS: Mapping[str, tuple[str, str]] = {
     "array": ("minItems", "maxItems"),
 }
 _OWN_WORDS = {"name", "type", "required", "min", "max", "nullable"}
-_NOT_IN_NAMES = re.compile(r"[\s=]")
+_NOT_IN_NAMES = lazy_pattern(r"[\s=]")
 _SCHEMA_WORDS = {
     "title", "description", "default", "enum", "const", "examples", "format", "pattern", "minimum", "maximum",
     "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "items", "prefixItems", "minItems",
@@ -50,7 +51,7 @@ _ONLY_IN_SCHEMAS = {
     "properties", "additionalProperties", "patternProperties", "$defs", "$ref", "$schema", "allOf", "anyOf", "oneOf",
 }  # fmt: skip
 _COMPOSED = {"$ref", "allOf", "anyOf", "oneOf", "if"}
-_LIST_OF = re.compile(r"(?:list|array|tuple|set)\s*[\[<]\s*(.+?)\s*[\]>]", re.ASCII)
+_LIST_OF = lazy_pattern(r"(?:list|array|tuple|set)\s*[\[<]\s*(.+?)\s*[\]>]", re.ASCII)
 
 
 def to_schema(declared: Json, place: str = "parameters") -> tuple[JsonObject, tuple[Issue, ...]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field
@@ -12,6 +11,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import CHECKPOINT_MODES, Manifest
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.names import is_safe_path
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.document import join, line_of
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.parameters import to_schema
@@ -32,7 +32,7 @@ METADATA = {
 }  # fmt: skip
 """Words that belong to no type, and are kept as they were written."""
 
-_PERMISSION = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
+_PERMISSION = lazy_pattern(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 _SECRET_WORD = {"bearer": "token", "basic": "password"}
 
 

@@ -17,6 +17,7 @@ from kiwi_mcp.domain.grants import Grant, empty_grant
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import CHECKPOINT_MODES, Manifest
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.directive import limits_in, read_directive
 from kiwi_mcp.manifest.hooks import Hook, hooks_in
 from kiwi_mcp.manifest.json_schema import faults
@@ -27,10 +28,10 @@ from kiwi_mcp.manifest.parameters import TYPES, accept
 from kiwi_mcp.manifest.permissions import delegate_of, grant_of, said_by
 
 MAX_ANCESTORS = 16
-_INPUT = re.compile(r"\{input:([A-Za-z0-9_.-]+)(\?|[:|][^{}]*)?\}")
-_ID = re.compile(r"[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+)*")
-_OUTPUT = re.compile(r"^\s*[-*]?\s*`?([A-Za-z_][A-Za-z0-9_]*)`?\s*:\s*(.+?)\s*$", re.MULTILINE)
-_CHOICE = re.compile(r"\"([^\"]*)\"|'([^']*)'")
+_INPUT = lazy_pattern(r"\{input:([A-Za-z0-9_.-]+)(\?|[:|][^{}]*)?\}")
+_ID = lazy_pattern(r"[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+)*")
+_OUTPUT = lazy_pattern(r"^\s*[-*]?\s*`?([A-Za-z_][A-Za-z0-9_]*)`?\s*:\s*(.+?)\s*$", re.MULTILINE)
+_CHOICE = lazy_pattern(r"\"([^\"]*)\"|'([^']*)'")
 _CONTEXT = ("system", "before", "after")
 _TOLD = ("name", "description", "action")
 _INSTRUCTIONS = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping
 
@@ -12,12 +11,13 @@ from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.document import refuse
 from kiwi_mcp.manifest.formats import is_variable
 from kiwi_mcp.manifest.packages import Packages, packages_of
 
 DEFAULT_TIMEOUT = 300.0
-_VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*(?::-([^}]*))?\}")
+_VARIABLE = lazy_pattern(r"\$\{[A-Za-z_][A-Za-z0-9_]*(?::-([^}]*))?\}")
 _OLD_INTERPRETERS: Mapping[str, tuple[str, str]] = {
     "venv_python": ("python3", "python"),
     "node_modules": ("node", "node"),

@@ -16,6 +16,7 @@ from kiwi_mcp.data import FOLDER, parsed
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_object
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.directive import read_directive
 from kiwi_mcp.manifest.document import Document, read_json, read_toml, refuse
 from kiwi_mcp.manifest.knowledge import read_front_matter
@@ -26,8 +27,8 @@ from kiwi_mcp.manifest.yaml import read_yaml, syntax_fault
 MAX_LEAD = 64_000
 """How many characters at the start of a file are searched for metadata."""
 
-_KEY = re.compile(r"^(?:tool_id|tool_type)[ \t]*:", re.MULTILINE)
-_SIGNED = re.compile(r"(?:kiwi-mcp:validated|rye:signed):")
+_KEY = lazy_pattern(r"^(?:tool_id|tool_type)[ \t]*:", re.MULTILINE)
+_SIGNED = lazy_pattern(r"(?:kiwi-mcp:validated|rye:signed):")
 
 
 Placement = Literal["manifest", "embedded", "text"]

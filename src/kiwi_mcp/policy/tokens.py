@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from msgspec import Struct, ValidationError, convert, field
 from kiwi_mcp.domain.calls import IDENTITY_KINDS, IdentityKind, Principal
 from kiwi_mcp.domain.errors import Conflict, InvalidRequest, KiwiError, NotFound, TokenRefused, Unavailable
 from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.registry import Actor, is_user_namespace
 from kiwi_mcp.domain.times import moment
 from kiwi_mcp.manifest.document import read_json
@@ -26,8 +26,8 @@ from kiwi_mcp.store.principals import token_principal
 
 FOLDER, FILE_NAME = "state", "tokens.json"
 PREFIX = "kiwi_"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_HASH = re.compile(r"[0-9a-f]{64}")
+_NAME = lazy_pattern(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HASH = lazy_pattern(r"[0-9a-f]{64}")
 _ID = 8
 """How much of its hash tells a token from others of its name, in digits."""
 _MAX_TOKENS = 1_000

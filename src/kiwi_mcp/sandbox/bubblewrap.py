@@ -340,7 +340,7 @@ def _laid(grants: Sequence[OpenedGrant], sources: Iterable[str], kind: str, hidd
 
     A missing path needs none. A grant that stays visible below a hidden folder is mounted on the empty one.
     """
-    shown: dict[str, tuple[str, ...]] = {}
+    shown: dict[str, tuple[str, str, str]] = {}
     for grant, source in zip(grants, sources, strict=True):
         words = (f"--{'' if grant.is_writable else 'ro-'}bind{kind}", source, grant.path)
         if grant.is_shown:

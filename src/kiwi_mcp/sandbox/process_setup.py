@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -243,7 +242,6 @@ _STEERING = lazy_pattern(
     r"(?:LD|MALLOC|GLIBC|DYLD)_.*|GCONV_PATH|GETCONF_DIR|HOSTALIASES|LOCALDOMAIN|LOCPATH|NIS_PATH|NLSPATH"
     r"|RESOLV_HOST_CONF|RES_OPTIONS|TZDIR|OUTPUT_CHARSET|LANGUAGE"
 )
-_PLAIN = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 def split_environment(env: Mapping[str, str]) -> tuple[Mapping[str, str], Mapping[str, str]]:
@@ -251,7 +249,7 @@ def split_environment(env: Mapping[str, str]) -> tuple[Mapping[str, str], Mappin
     passed: dict[str, str] = {}
     inside: dict[str, str] = {}
     for name, value in env.items():
-        is_inside = _STEERING.fullmatch(name) or not _PLAIN.fullmatch(name)
+        is_inside = _STEERING.fullmatch(name) or not (name.isascii() and name.isidentifier())
         (inside if is_inside else passed)[name] = value
         if is_inside and "${" in value:
             raise InvalidRequest(

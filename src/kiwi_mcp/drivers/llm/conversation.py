@@ -18,10 +18,10 @@ from kiwi_mcp.drivers.llm.provider import ModelChoice
 from kiwi_mcp.manifest.templates import defaulted, variables
 
 CONTINUE = Message("user", (TextPart("Continue."),))
-"""Stands where a conversation needs a message of the user and has none."""
+"""Sent where a conversation needs a message of the user and has none."""
 NO_RESULT = "No result of this call was recorded."
 _ID = re.compile(r"[A-Za-z0-9_-]{1,40}")
-_Said = TextPart | ReasoningPart | ToolCallPart
+_ReplyPart = TextPart | ReasoningPart | ToolCallPart
 
 
 class DialectRequest(Struct, frozen=True):
@@ -96,7 +96,7 @@ class Conversation:
     def _add(self, message: Message) -> None:
         match message.role:
             case "assistant":
-                self._add_reply(_said(message, self.choice))
+                self._add_reply(_sent_parts(message, self.choice))
             case "tool":
                 self._results += [part for part in message.parts if isinstance(part, ToolResultPart)]
             case _:
@@ -104,7 +104,7 @@ class Conversation:
                 if parts := [part for part in message.parts if isinstance(part, TextPart) and part.text.strip()]:
                     self._append(Message("user", tuple(parts)))
 
-    def _add_reply(self, parts: list[_Said]) -> None:
+    def _add_reply(self, parts: list[_ReplyPart]) -> None:
         self._close_calls()
         if not parts:
             return
@@ -167,8 +167,8 @@ def _is_reply(message: Message) -> bool:
     return message.role == "assistant"
 
 
-def _said(message: Message, choice: ModelChoice) -> list[_Said]:
-    """Return the reply of a model as it is sent back: no text after a call, and no thought that nothing follows."""
+def _sent_parts(message: Message, choice: ModelChoice) -> list[_ReplyPart]:
+    """Return the reply of a model as it is sent back: no text after a call, and no reasoning at the end."""
     parts = [part for part in message.parts if not isinstance(part, ToolResultPart) and _is_sent(part, choice)]
     first = next((at for at, part in enumerate(parts) if isinstance(part, ToolCallPart)), len(parts))
     parts = [*parts[:first], *sorted(parts[first:], key=lambda part: not isinstance(part, TextPart))]
@@ -177,7 +177,7 @@ def _said(message: Message, choice: ModelChoice) -> list[_Said]:
     return parts
 
 
-def _is_sent(part: _Said, choice: ModelChoice) -> bool:
+def _is_sent(part: _ReplyPart, choice: ModelChoice) -> bool:
     match part:
         case TextPart(text=text):
             return bool(text.strip())

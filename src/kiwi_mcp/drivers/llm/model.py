@@ -31,7 +31,7 @@ IDLE = 180.0
 """The longest that a stream may be silent, in seconds: models think before they write."""
 _EVENTS, _BYTES = 2_000, 2_000_000
 _EVENTS_PER_TOKEN, _BYTES_PER_TOKEN = 4, 2_000
-"""An answer with more than this is not one of so many tokens; the stream would not end."""
+"""The most events and bytes of an answer for each token of output; a stream with more does not end."""
 _QUOTED = 500
 _TOKEN_LENGTH = 4
 """About how many characters a token has, for a provider that counts none."""
@@ -59,8 +59,8 @@ class ModelErrorClass(Struct, frozen=True):
         """Whether a failure is of this class; one without conditions takes all."""
         if not (self.statuses or self.causes or self.words):
             return True
-        said = text.lower()
-        return status in self.statuses or cause in self.causes or any(word.lower() in said for word in self.words)
+        lowered = text.lower()
+        return status in self.statuses or cause in self.causes or any(word.lower() in lowered for word in self.words)
 
 
 def bind_request(prompt: Prompt, conversation: Conversation, chain: Chain) -> Plan:
@@ -183,7 +183,7 @@ def _refused(error: KiwiError) -> _Failed:
     """Return why a request got no stream, in the provider's own words where it has some."""
     status, body = error.details.get("status"), as_text(error.details.get("body"))
     return _Failed(
-        f"{error.message} {_said(body)}".strip(),
+        f"{error.message} {_provider_message(body)}".strip(),
         status=status if isinstance(status, int) else 0,
         cause=as_text(error.details.get("cause")) if not isinstance(status, int) else "",
         text=body,
@@ -191,7 +191,7 @@ def _refused(error: KiwiError) -> _Failed:
     )
 
 
-def _said(body: str) -> str:
+def _provider_message(body: str) -> str:
     try:
         value: Json = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError):

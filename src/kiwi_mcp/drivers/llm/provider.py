@@ -112,34 +112,34 @@ def _named(model: str, tier: str, found: Providers) -> ModelTier:
     )
 
 
-def _choice(meant: ModelTier, found: Providers) -> ModelChoice:
-    provider = found.by_name.get(meant.provider)
+def _choice(named: ModelTier, found: Providers) -> ModelChoice:
+    provider = found.by_name.get(named.provider)
     if provider is None:
         raise InvalidRequest(
-            f"There is no provider {meant.provider!r:.80}.",
-            suggestion=f"{did_you_mean(meant.provider, found.by_name)}Use one of: {', '.join(found.by_name)}.",
+            f"There is no provider {named.provider!r:.80}.",
+            suggestion=f"{did_you_mean(named.provider, found.by_name)}Use one of: {', '.join(found.by_name)}.",
         )
     models = as_object(provider.get("models"))
-    if models and meant.model not in models and ANY_MODEL not in models:
+    if models and named.model not in models and ANY_MODEL not in models:
         raise InvalidRequest(
-            f"The provider {meant.provider!r} lists no model {meant.model!r:.80}.",
-            suggestion=f"{did_you_mean(meant.model, models)}Add it below `models` with its `context` and `max_output`, "
+            f"The provider {named.provider!r} lists no model {named.model!r:.80}.",
+            suggestion=f"{did_you_mean(named.model, models)}Add it below `models` with its `context` and `max_output`, "
             f"or use one of: {', '.join(list(models)[:20])}.",
         )
-    declared, dialect = as_object(models.get(meant.model, models.get(ANY_MODEL))), dialect_of(provider)
+    declared, dialect = as_object(models.get(named.model, models.get(ANY_MODEL))), dialect_of(provider)
     if dialect not in _ENDPOINTS:
         raise InvalidRequest(
-            f"The provider {meant.provider!r} has no known dialect: {dialect!r:.40}.",
+            f"The provider {named.provider!r} has no known dialect: {dialect!r:.40}.",
             suggestion=f"{did_you_mean(dialect, _ENDPOINTS)}Set `dialect` to one of: {', '.join(_ENDPOINTS)}.",
         )
     wanted = _whole(found.defaults.get("max_tokens"))
     max_output = _whole(declared.get("max_output")) or wanted or _DEFAULT_OUTPUT
     header, auth = _auth(provider, dialect)
     return ModelChoice(
-        provider=meant.provider,
+        provider=named.provider,
         dialect=dialect,
-        model=meant.model,
-        url=_url(as_text(provider.get("url")), dialect, meant.model),
+        model=named.model,
+        url=_url(as_text(provider.get("url")), dialect, named.model),
         auth_header=header,
         auth=auth,
         headers={name.lower(): as_text(value) for name, value in as_object(provider.get("headers")).items()},
@@ -147,7 +147,7 @@ def _choice(meant: ModelTier, found: Providers) -> ModelChoice:
         max_output=max_output,
         temperature=_number(declared.get("temperature", found.defaults.get("temperature"))),
         default_max_tokens=min(wanted or _DEFAULT_OUTPUT, max_output),
-        price=_price(meant.model, declared, as_object(provider.get("prices"))),
+        price=_price(named.model, declared, as_object(provider.get("prices"))),
         cap_field=as_text(provider.get("cap_field")) or "max_completion_tokens",
         quirks=frozenset(map(as_text, (*as_list(provider.get("quirks")), *as_list(declared.get("quirks"))))),
         tools_mode="grow" if provider.get("tools") == "grow" else "frozen",

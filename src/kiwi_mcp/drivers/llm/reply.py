@@ -157,10 +157,10 @@ def raise_error(error: Json) -> None:
     """Raise the error that an event reports, if it does."""
     if not error:
         return
-    told = as_object(error)
-    message = as_text(told.get("message")) or (error if isinstance(error, str) else compact(error)[:500])
-    code = told.get("code")
-    kind = as_text(told.get("type")) or as_text(told.get("status")) or as_text(code)
+    details = as_object(error)
+    message = as_text(details.get("message")) or (error if isinstance(error, str) else compact(error)[:500])
+    code = details.get("code")
+    kind = as_text(details.get("type")) or as_text(details.get("status")) or as_text(code)
     raise ErrorEvent(message, kind=kind, status=code if isinstance(code, int) else 0)
 
 

@@ -108,9 +108,13 @@ async def _send(
 
 
 async def _close_stopped(work: ThreadWork, plan: Plan, reservation: Reservation, text: str, *, is_sent: bool) -> None:
-    """Charge what a stopped request used, as far as it is known, and never more than was reserved."""
-    if not is_sent:
-        await work.close_reservation(reservation, is_used=False)
+    """Charge what a stopped request used, as far as it is known, and never more than was reserved.
+
+    The owner's own requests are charged by an estimate. Those of other starters are charged whole: an estimate misses
+    hidden reasoning, and with it they could spend more than their limit.
+    """
+    if not is_sent or work.thread.starter:
+        await work.close_reservation(reservation, is_used=is_sent)
         return
     request = plan.spec.data if isinstance(plan.spec, HttpSpec) else b""
     usage = estimated_usage(request, text)

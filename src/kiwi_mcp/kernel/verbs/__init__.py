@@ -166,7 +166,7 @@ VERBS: tuple[VerbFamily, ...] = (
     VerbFamily(
         name="mcp",
         verbs={
-            **dict.fromkeys(("list", "refresh", "remove", "login", "logout"), "mcp.servers"),
+            **dict.fromkeys(("list", "refresh", "remove", "login", "logout", "logs", "restart", "try"), "mcp.servers"),
             **dict.fromkeys(("add", "import", "allow"), "mcp.add"),
             **dict.fromkeys(("accept", "diff"), "mcp.accept"),
             "connect": "mcp.connect",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Literal
@@ -12,6 +11,7 @@ from msgspec import Struct
 
 from kiwi_mcp.domain.items import Signature
 from kiwi_mcp.domain.json import Json, JsonObject, as_object
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.legacy.manifests import Extractor, Unreadable, manifests, read_old_yaml
 from kiwi_mcp.manifest.signatures import sha256_hex, split
 
@@ -25,10 +25,10 @@ SHORT = 12
 FIRST_DAY, LAST_DAY = "2026-01-24", "2026-03-01"
 """When generation B signed: only then can a statement that cannot be rebuilt be anything but a changed file."""
 
-_OPENING = re.compile(r"<directive[^>]*>")
+_OPENING = lazy_pattern(r"<directive[^>]*>")
 _CLOSING = "</directive>"
-_VERSION = re.compile(r"""\sversion\s*=\s*["']([^"']*)["']""")
-_SHEBANG = re.compile(r"#!/[^\n]*\n")
+_VERSION = lazy_pattern(r"""\sversion\s*=\s*["']([^"']*)["']""")
+_SHEBANG = lazy_pattern(r"#!/[^\n]*\n")
 
 
 class Subject(Struct, frozen=True):

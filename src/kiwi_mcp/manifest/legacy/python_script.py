@@ -13,6 +13,7 @@ from msgspec import Struct
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Manifest
 from kiwi_mcp.domain.json import as_list, as_object, text_of
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.formats import is_variable, package_name
 from kiwi_mcp.manifest.python_source import ENTRY_FUNCTIONS
 
@@ -25,7 +26,7 @@ _PACKAGES: Mapping[str, str] = {
     "git": "gitpython", "jwt": "pyjwt", "PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml",
 }  # fmt: skip
 """Packages that have modules of another name."""
-_PLAIN = re.compile(r"[\w ./:@,+-]{0,200}", re.ASCII)
+_PLAIN = lazy_pattern(r"[\w ./:@,+-]{0,200}", re.ASCII)
 _MAX_SIGNATURE = 200
 _INERT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
 

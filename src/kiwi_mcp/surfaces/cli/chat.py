@@ -144,7 +144,8 @@ async def _run_to_end(cli: CliSession, row: CommandRow, request: JsonObject, scr
         return await prompt(questions)
 
     def report(step: Progress) -> None:
-        screen.note(progress_text(step))
+        # Before its first event the command may wait for another process; later steps are what a tool prints.
+        (screen.status if screen.thread_id else screen.note)(progress_text(step))
 
     caller = Caller(report, no_answers if prompt is no_answers else ask, is_owner=True)
     async with cli.opened() as kernel:
