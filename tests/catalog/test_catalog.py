@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.item_reader import ManifestFile, read_head
+from kiwi_mcp.catalog.source_cache import FolderSnapshot, load, save
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import InvalidManifest, ToolNotFound, VersionNotFound
 from kiwi_mcp.manifest.type_specs import TypeSpecs
@@ -229,6 +231,29 @@ def test_a_damaged_cache_is_ignored(space: Space, put: Put, settle: Settle, dama
         path.write_bytes(damage)
 
     assert Catalog(space).find("x").id == "x"
+
+
+@pytest.mark.parametrize("moved", ["record", "card", "listing"])
+def test_a_cache_that_names_files_outside_its_folder_is_ignored(
+    space: Space, put: Put, settle: Settle, moved: str
+) -> None:
+    own = put("tools/x.yaml", api("x"))
+    other = space.project / "x.yaml"
+    other.write_text(api("x", "6.6.6"))
+    settle()
+    Catalog(space).all()
+    snapshots = {place: load(place) for place in (space.cache / "catalog").glob("*.json")}
+    place, saved = next((place, one) for place, one in snapshots.items() if one and str(own) in one.records)
+    stamp, card = saved.records[str(own)]
+    outside = f"{space.project_ai}/../x.yaml" if moved == "listing" else str(other)
+    records = {str(own) if moved == "card" else outside: (stamp, card and replace(card, path=outside))}
+    listings = {
+        path: replace(one, places=(outside,)) if one.places and moved != "card" else one
+        for path, one in saved.listings.items()
+    }
+    save(place, FolderSnapshot(listings, records if moved != "listing" else {}))
+
+    assert Catalog(space).find("x").origin.path == own
 
 
 def test_a_cache_that_cannot_be_written_does_no_harm(space: Space, put: Put) -> None:

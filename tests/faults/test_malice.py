@@ -386,7 +386,7 @@ def test_the_commands_report_the_refusal_and_leave_nothing(tmp_path: Path, proje
         assert "evil.sh" in done.stderr
         assert "hint:" in done.stderr
         assert done.stdout == ""
-    listed = kiwi(project, "list", "--json").stdout
+    listed = kiwi(project, "registry", "list", "--json").stdout
     assert '"bash_runtime"' in listed
     assert '"say"' not in listed
     assert [*tmp_path.rglob("evil.sh")] == []

@@ -24,7 +24,7 @@ from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.primitives.process import run as subprocess
 from kiwi_mcp.primitives.process.namespaces import owner_map as make_owner_map
 from kiwi_mcp.primitives.process.run import ProcessResult
-from kiwi_mcp.sandbox.backend import Launch
+from kiwi_mcp.sandbox.backend import Backend, Launch
 from kiwi_mcp.sandbox.bubblewrap import UNPRIVILEGED_ID
 from kiwi_mcp.sandbox.runner import backends
 from kiwi_mcp.sandbox.self_test import choose, examine
@@ -92,11 +92,18 @@ class Warden(Struct, frozen=True):
         env = {"PATH": PLAIN_PATH, **cell.env}
         spec = ProcessSpec(argv, cwd=str(cell.cwd), env=env, timeout=cell.timeout)
         profile = SandboxProfile(self.level, _paths(cell.readable), _paths(cell.writable), limits=cell.limits)
-        standings = await examine(backends(owner_map=self.owner_map), self.state, run_confined)
-        with choose(self.level, standings).backend.wrap(spec, profile) as confined:
+        with (await self._backend()).wrap(spec, profile) as confined:
             ended = await run_confined(confined, cell.secrets)
             confined.check(ended)
             return ended
+
+    def limited_by(self) -> str:
+        """Return what limits all processes of a tool together: `cgroup` or `watchdog`."""
+        return self.do(lambda: asyncio.run(self._backend()).limited_by)
+
+    async def _backend(self) -> Backend:
+        standings = await examine(backends(owner_map=self.owner_map), self.state, run_confined)
+        return choose(self.level, standings).backend
 
     def python_says(self, code: str, *arguments: str, cell: Cell = EMPTY) -> Json:
         """Run Python code confined, and return the JSON that it printed."""

@@ -59,10 +59,23 @@ for place in range(0, 1 << 28, 4096):
     shared[place] = 1
 time.sleep(15)
 """
+DROPPED_SHARED_MEMORY = """
+import mmap, time
+kept = []
+for _ in range(24):
+    pages = mmap.mmap(-1, 1 << 24, flags=mmap.MAP_SHARED)
+    for place in range(0, 1 << 24, 4096):
+        pages[place] = 1
+    pages.madvise(mmap.MADV_DONTNEED)  # no longer resident, and still allocated
+    kept.append(pages)
+time.sleep(15)
+"""
 
 
 @pytest.mark.case("RES-02", "RES-03")
-@pytest.mark.parametrize("attack", [FAST_ALLOCATION, MANY_PROCESSES, DOUBLE_FORK, PAGE_TABLES, UNDUMPABLE])
+@pytest.mark.parametrize(
+    "attack", [FAST_ALLOCATION, MANY_PROCESSES, DOUBLE_FORK, PAGE_TABLES, UNDUMPABLE, DROPPED_SHARED_MEMORY]
+)
 def test_memory_of_all_processes_together_is_limited(attack: str, watched: Warden) -> None:
     word, begun = token_hex(8), time.monotonic()
     ended = watched.run(watched.python, "-I", "-S", "-c", attack, word, cell=Cell(limits=LIMITS, timeout=14.0))

@@ -1,4 +1,4 @@
-"""An MCP server that may change a repository can commit there, and can change nothing that the owner's git runs."""
+"""An MCP server that may change a repository can read its history, and can change nothing in its git folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kiwi_mcp.domain.json import as_object, as_text
+from kiwi_mcp.domain.json import as_text
 from kiwi_mcp.kernel import Answer
 
 Ask = Callable[..., Answer]
@@ -82,21 +82,6 @@ def started(ask: Ask, tmp_path: Path, repository: Path) -> Callable[[str], str]:
     return do
 
 
-def test_a_server_commits_where_it_may_change_a_repository(ask: Ask, tmp_path: Path, repository: Path) -> None:
-    do = started(ask, tmp_path, repository)
-    commits = f"git {IDENTITY} commit -qm"
-    said = do(
-        f"echo b > b.txt && git add b.txt && {commits} second && git checkout -qb topic"
-        f" && cd libs/inner && echo c > c.txt && git add c.txt && {commits} inner"
-    )
-    assert said.startswith("0 "), said
-    assert git(repository, "log", "-1", "--format=%s %D") == "second HEAD -> topic, main\n"
-    assert git(repository / "libs/inner", "log", "-1", "--format=%s") == "inner\n"
-    assert git(repository, "status", "--porcelain").strip() == "M libs/inner"
-    planned = ask("execute", item_id="do", parameters={"line": "true"}, dry_run=True).content
-    assert as_object(as_object(planned["plan"])["jail"])["repositories"] == [f"{repository}/.git"]
-
-
 ATTACKS = {
     "a hook": f"{RUNS} > .git/hooks/pre-commit && chmod +x .git/hooks/pre-commit",
     "a setting": "git config core.fsmonitor ./evil",
@@ -110,33 +95,28 @@ ATTACKS = {
     "another folder around the submodule": "mv .git/modules .git/old",
     "another common folder": "echo /tmp > .git/worktrees/second/commondir",
     "another work tree": "mv .git/worktrees/second .git/worktrees/third",
+    "a common folder": "mkdir -p evil && cp .git/config evil/ && echo ../evil > .git/commondir",
+    "a rebase that runs code": "mkdir .git/rebase-merge && echo 'exec touch PWNED' > .git/rebase-merge/git-rebase-todo",
+    "a link": "ln -s ../a.txt .git/COMMIT_EDITMSG.new",
+    "a new submodule": "mkdir .git/modules/new",
+    "a commit": f"git {IDENTITY} commit -q --allow-empty -m second",
+    "a commit in the submodule": f"git -C libs/inner {IDENTITY} commit -q --allow-empty -m inner",
+    "a branch": "git branch topic",
 }
 
 
-def test_a_server_changes_nothing_that_git_runs_or_obeys(ask: Ask, tmp_path: Path, repository: Path) -> None:
+def contents(folder: Path) -> dict[Path, bytes | None]:
+    """Return every path below a folder, files with their bytes."""
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def test_a_server_reads_a_git_folder_and_changes_nothing_in_it(ask: Ask, tmp_path: Path, repository: Path) -> None:
     do = started(ask, tmp_path, repository)
-    before = {path: path.read_bytes() for path in (repository / ".git").rglob("config*")}
-    said = do("; ".join(f"({line}) 2>/dev/null && echo done: {name}" for name, line in ATTACKS.items()))
-    assert "done: " not in said
-    assert {path: path.read_bytes() for path in (repository / ".git").rglob("config*") if path.is_file()} == before
-    assert not (repository / ".git/hooks/pre-commit").exists()
+    before = contents(repository / ".git")
+    assert do("git log -1 --format=%s && echo b > b.txt") == "0 submodule\n"
+    assert (repository / "b.txt").read_text() == "b\n"
+    output = do("; ".join(f"({line}) 2>/dev/null && echo done: {name}" for name, line in ATTACKS.items()))
+    assert "done: " not in output
+    assert contents(repository / ".git") == before
     git(repository, "commit", "-q", "--allow-empty", "-m", "third")
     assert not list(tmp_path.rglob("PWNED"))
-
-
-def test_links_and_settings_that_appear_in_a_repository_are_moved_away(
-    ask: Ask, tmp_path: Path, repository: Path
-) -> None:
-    profile = tmp_path / "profile"
-    profile.write_text("mine")
-    do = started(ask, tmp_path, repository)
-    do(
-        f"mkdir -p evil .git/modules/new/hooks && cp .git/config evil/ && echo ../evil > .git/commondir"
-        f" && ln -sf {profile} .git/COMMIT_EDITMSG && ln -s {profile} .git/logs/refs/heads/new"
-        f" && {RUNS} > .git/modules/new/hooks/post-checkout && cp .git/config .git/modules/new/config"
-    )
-    planted = ("commondir", "COMMIT_EDITMSG", "logs/refs/heads/new", "modules/new/config", "modules/new/hooks")
-    assert [name for name in planted if (repository / ".git" / name).exists()] == []
-    git(repository, "branch", "new")
-    git(repository, "commit", "-q", "--allow-empty", "-m", "third")
-    assert profile.read_text() == "mine"

@@ -40,7 +40,7 @@ CALLS: Mapping[str, tuple[str, JsonObject, str]] = {
         {"entities": [{"name": "Ann", "entityType": "person", "observations": ["likes tea"]}]},
         "likes tea",
     ),
-    "git": ("git_commit", {"repo_path": "{project}", "message": "by a server"}, "committed"),
+    "git": ("git_status", {"repo_path": "{project}"}, "new file:   tea.txt"),
     "filesystem": ("write_file", {"path": "{home}/files/note.txt", "content": "tea"}, "Successfully"),
     "time": ("get_current_time", {"timezone": "Asia/Tokyo"}, "Asia/Tokyo"),
     "everything": ("echo", {"message": "hi"}, "Echo: hi"),

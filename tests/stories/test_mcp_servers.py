@@ -43,7 +43,7 @@ def starts(tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def imported(project: Path, tmp_path: Path, sandbox: None) -> Kernel:
+def imported(project: Path, home: Path, tmp_path: Path, sandbox: None) -> Kernel:
     """A project with servers imported from another client."""
     servers = {
         "web": entry(tmp_path, "web", tools=[tool("search", "Search the web")]),
@@ -56,11 +56,12 @@ def imported(project: Path, tmp_path: Path, sandbox: None) -> Kernel:
             templates=[{"uriTemplate": "mail://{folder}", "name": "folder"}],
         ),
     }
-    (project / ".mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    (home / ".cursor").mkdir()
+    (home / ".cursor" / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
     kernel = Kernel(project)
 
     async def take() -> None:
-        answer = await kernel.call("mcp", {"action": "import", "all": True})
+        answer = await kernel.call("mcp", {"action": "import", "location": "project"})
         assert answer.content["status"] == "imported", answer.content
         # They may change a folder, so that the owner would be asked about each call.
         ruled = await kernel.call("approvals", {"action": "add_rule", "item": "mcp/*"})

@@ -243,7 +243,7 @@ class FolderSource(ItemSource):
             known.clear()
         self._generation += 1
         saved = load(self._place) if self._place else None
-        if saved is None:
+        if saved is None or not saved.is_within(str(self._base)):
             self._list(str(self._base))
             return
         self._listings.update(saved.listings)

@@ -34,6 +34,15 @@ class FolderSnapshot(Struct, frozen=True):
     listings: Mapping[str, FolderListing]
     records: Mapping[str, tuple[FileStamp, Card | None]]
 
+    def is_within(self, base: str) -> bool:
+        """Whether every path in it is the base or below it, and every card is that of its own file."""
+        inner = [*self.records, *(path for path in self.listings if path != base)]
+        for listing in self.listings.values():
+            inner += (*listing.places, *listing.folders, *(path for path, _ in listing.oddities))
+        return all(_is_below(path, base) for path in inner) and all(
+            card is None or card.path == path for path, (_, card) in self.records.items()
+        )
+
 
 class ServerSnapshot(NamedTuple):
     """What one server offered at one mark."""
@@ -88,6 +97,11 @@ def _write(place: Path, rows: object) -> None:
     body = json.dumps(msgspec.to_builtins(rows), separators=(",", ":")).encode()
     with suppress(OSError):
         write_whole(place, f"{_seal(body)}\n".encode(), body)
+
+
+def _is_below(path: str, base: str) -> bool:
+    rest = path.removeprefix(base)
+    return path.startswith(f"{base}/") and os.path.normpath(f"base{rest}") == f"base{rest}"
 
 
 def _seal(body: bytes) -> str:

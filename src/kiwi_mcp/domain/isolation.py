@@ -82,8 +82,6 @@ class SandboxProfile(Struct, frozen=True):
     private_hosts: tuple[str, ...] = ()
     """Hosts that the owner granted although their addresses are not public; the others are reached at public ones."""
     limits: ResourceLimits = field(default_factory=ResourceLimits)
-    repositories: tuple[str, ...] = ()
-    """The git folders (`.git`) at the top of writable folders that it may change, to commit there."""
     closed: tuple[str, ...] = ()
     """Folders with untrusted files. A program in them is readable, but not the files around it.
 
@@ -106,5 +104,4 @@ class SandboxProfile(Struct, frozen=True):
             "private_hosts": list(self.private_hosts),
             "limits": self.limits.to_json(),
             "provenance": self.provenance,
-            **({"repositories": list(self.repositories)} if self.repositories else {}),
         }

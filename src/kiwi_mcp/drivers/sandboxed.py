@@ -219,8 +219,7 @@ def _watch(profile: SandboxProfile, space: Space) -> NameWatch | None:
     watched = [path for path in profile.writable if not any(map(Path(path).is_relative_to, (user, cache)))]
     if not watched:
         return None
-    place = space.user / "state" / "quarantine"
-    return NameWatch(watched, place, (user, cache), projects=profile.closed, repositories=profile.repositories)
+    return NameWatch(watched, space.user / "state" / "quarantine", skipped=(user, cache), projects=profile.closed)
 
 
 @lru_cache(maxsize=256)
@@ -260,7 +259,7 @@ async def standings(space: Space) -> tuple[BackendReport, ...]:
 
 def known_standings(space: Space) -> tuple[BackendReport, ...] | None:
     """Return what this machine can hold processes by, as it was found before; None where it was not tested yet."""
-    return recall(backends(), space.cache)
+    return _found.get(space.cache) or recall(backends(), space.cache)
 
 
 async def _examined(state: Path) -> tuple[BackendReport, ...]:

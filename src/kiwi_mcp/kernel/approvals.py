@@ -215,9 +215,10 @@ class ApprovalGate(Struct, frozen=True):
 
     def _accept(self, asked: Approval, run_id: str, always: str) -> ApprovedBy:
         approvals = self._approvals()
+        rule = rule_from(asked, approvals.owner, always) if always in ALWAYS[1:] else None
         used = approvals.accept(asked, run_id, by=approvals.owner, how=self.context.services.surface, now=_now())
-        if always in ALWAYS[1:]:
-            approvals.add_rule(rule_from(asked, approvals.owner, always))
+        if rule is not None:
+            approvals.add_rule(rule)
         return ApprovedBy(approval_id=used.id)
 
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn, Protocol
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
@@ -19,7 +20,7 @@ from kiwi_mcp.catalog.lockfile import forget_signer
 from kiwi_mcp.domain.calls import NO_CALLER, Caller, Principal, Served
 from kiwi_mcp.domain.errors import Internal, KiwiError, PolicyDenied, ToolFailed, ToolNotFound, VerbNotFound
 from kiwi_mcp.domain.grants import Rights
-from kiwi_mcp.domain.items import ItemType, Source
+from kiwi_mcp.domain.items import ItemType, Source, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.mcp import Offer, OfferKind, Offers
 from kiwi_mcp.domain.messages import ReplyDelta
@@ -57,6 +58,23 @@ _SUGGESTED = 3
 _BETWEEN_WORDS = lazy_pattern(r"[\W_]+")
 _PAGES = 256
 """How many pages of an output are read at most."""
+
+
+class UnsignedItem(Struct, frozen=True):
+    """An item as its owner is asked to sign it."""
+
+    identity: str
+    files: str
+    """The path of its manifest, and how many files are signed with it."""
+    state: str
+    digest: str
+
+    @classmethod
+    def of(cls, tool: Tool, state: str) -> UnsignedItem:
+        """Return an item in a state: new, changed, or written by a model."""
+        others = len(tool.files) - 1
+        more = f" with {others} more file{'s' * (others > 1)}" if others > 0 else ""
+        return cls(tool.identity, f"{tool.origin.path}{more}", state, tool.digest)
 
 
 class Kernel:
@@ -190,7 +208,10 @@ class Kernel:
         caller: Caller,
         record: CallRecord | None,
         strays: tuple[str, ...],
+        *,
+        is_read: bool = True,
     ) -> Answer:
+        """Return the response to a request; unless the caller reads it (`is_read`), its size does not count."""
         services = self._services
         try:
             if declared is None:  # A1 the verb exists, and the request is valid
@@ -205,7 +226,8 @@ class Kernel:
                 await services.recorder.begin(record, caller.name)
             response = await declared.function(request, context)
             result = response if isinstance(response, Answer) else answer_of(response)
-            return services.response_sizes.count(verb, result) if services.response_sizes.is_counting else result
+            is_read = is_read and services.response_sizes.is_counting
+            return services.response_sizes.count(verb, result) if is_read else result
         except KiwiError as error:
             return _refusal(await self._pointed(error, payload, caller), verb, payload)
         except Exception:  # noqa: BLE001 - the kernel's edge: a fault of ours is an incident, not a traceback
@@ -256,22 +278,22 @@ class Kernel:
         except KiwiError:
             return {}
 
-    def unsigned_file(self, item_id: str, item_type: ItemType | None = None) -> str:
-        """Return the file of a tool that only its author can vouch for: nobody signed it, and its origin is unknown.
+    def unsigned_item(self, item_id: str, item_type: ItemType | None = None) -> UnsignedItem | None:
+        """Return a tool that only its author can vouch for: nobody signed it, and its origin is unknown.
 
-        The text is empty for every other item.
+        None for every other item.
         """
         try:
             tool = self.catalog().find(item_id, item_type=item_type)
         except KiwiError:
-            return ""
+            return None
         is_unsigned = tool.item_type == "tool" and tool.origin.is_editable and tool.signature is None
         is_unknown = is_unsigned and self._services.provenance.of(tool) == "unknown"
-        return str(tool.origin.path) if is_unknown else ""
+        return UnsignedItem.of(tool, "new") if is_unknown else None
 
-    def unsigned_items(self) -> Sequence[tuple[str, str, str]]:
-        """Return what is new or changed in the project since it was signed: identity, file, and what is known of it."""
-        catalog, found = self.catalog(), list[tuple[str, str, str]]()
+    def unsigned_items(self) -> Sequence[UnsignedItem]:
+        """Return what is new or changed in the project since it was signed."""
+        catalog, found = self.catalog(), list[UnsignedItem]()
         for card in catalog.all(frozenset[Source](("project",))):
             with suppress(KiwiError):  # a broken file is shown by `validate`
                 tool = catalog.find(card.identity)
@@ -279,7 +301,7 @@ class Kernel:
                 if is_changed or tool.signature is None:
                     is_models = self._services.provenance.of(tool) == "model_written"
                     state = "changed" if is_changed else "written by a model" if is_models else "new"
-                    found.append((tool.identity, str(tool.origin.path), state))
+                    found.append(UnsignedItem.of(tool, state))
         return found
 
     def place_of(self, item_id: str) -> Path:
@@ -329,8 +351,6 @@ class Kernel:
         """Return an error with the items that a search for an unknown name finds, and what was not searched."""
         if not isinstance(error, ToolNotFound):
             return error
-        if (private := await asyncio.to_thread(self._private, error, caller)) is not None:
-            return private
         if error.is_unknown:
             can_create = self._services.is_owner(caller) or not caller.name or caller.can_author
             error.suggest(await self._like(error, payload, caller), can_create=can_create)
@@ -338,30 +358,14 @@ class Kernel:
             error.suggestion = f"{error.suggestion} What is in a project is found with its `project_path`."
         return error
 
-    def _private(self, error: ToolNotFound, caller: Caller) -> PolicyDenied | None:
-        """Return the refusal of a private item to a user of the database; clients of a gateway see no such item."""
-        services, name = self._services, error.tool_id
-        if caller.name or services.served is not None:
-            return None
-        with suppress(KiwiError):
-            registry = services.store.registry_if_any()
-            hidden = registry.hidden_from(registry.actor) if registry else ()
-            for namespace in sorted(one for one, tool_id in hidden if tool_id == name):
-                return PolicyDenied(
-                    f"{namespace}/{name} is private, and {services.store.actor.name} is not a member of {namespace}.",
-                    suggestion=f"Ask a member; members have {namespace} below `namespaces` in ~/.ai/registry.yaml.",
-                    tool_id=name,
-                )
-        return None
-
     async def _like(self, error: ToolNotFound, payload: JsonObject, caller: Caller) -> Sequence[str]:
         """Return the items that the caller perhaps meant: those spelled nearly so, then what a search finds."""
         place = {"project_path": payload["project_path"]} if payload.get("project_path") else {}
         words = _BETWEEN_WORDS.sub(" ", error.tool_id[:_WORD])
         request: JsonObject = {"query": words, "limit": _SUGGESTED, **place}
         declared = await asyncio.to_thread(find_verb, "search", request)
-        # Nobody asked for this search, so it leaves no receipt of its own.
-        found = (await self._response("search", declared, request, caller, None, ())).content
+        # Nobody asked for this search, so it leaves no receipt of its own, and its size is not counted.
+        found = (await self._response("search", declared, request, caller, None, (), is_read=False)).content
         hits = [as_object(hit) for hit in as_list(found.get("results"))] if "note" not in found else []
         names = [as_text(hit.get("name")) for hit in hits]
         return [*dict.fromkeys([*error.near, *names])][:_SUGGESTED]

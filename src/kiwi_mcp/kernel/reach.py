@@ -15,7 +15,8 @@ def reaching(rights: Rights, server: Tool, catalog: Catalog) -> Rights:
     """Return the owner's grants, plus the permissions they gave by adding or accepting a server as it is.
 
     The extension is the exact address of a server nearby, and the needs that its manifest declares. A rule that denies
-    any of it still wins, and it opens nothing that the server itself names.
+    any of it still wins, and it opens nothing that the server itself names. A host that is a pattern, such as
+    `*.example.com`, opens public addresses only, which need no rule.
     """
     near, needs = catalog.meant_hosts(server), server.manifest.needs
     if not near and (needs == Needs() or not catalog.is_meant(server)):
@@ -23,7 +24,7 @@ def reaching(rights: Rights, server: Tool, catalog: Catalog) -> Rights:
     owner, *others = rights.grants
     meant = replace(
         owner,
-        hosts=_with(owner.hosts, (*near, *needs.hosts)),
+        hosts=_with(owner.hosts, (*near, *(host for host in needs.hosts if "*" not in host))),
         read=_with(owner.read, (*needs.read, *needs.write)),
         write=_with(owner.write, needs.write),
     )

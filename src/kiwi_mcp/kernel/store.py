@@ -225,20 +225,30 @@ def note_url(user: Path, url: str) -> None:
 def _refuse_forgetting(user: Path, settings: RegistrySettings) -> None:
     """Refuse an empty store while the one that was used before has data: everything would seem forgotten."""
     before, url = last_url(user), settings.url
-    if not os.environ.get("KIWI_REGISTRY") and before != url and _is_used(before) and not _is_used(url):
+    if os.environ.get("KIWI_REGISTRY") or before == url or not _is_used(before):
+        return
+    # A server that does not answer now is not waited for a second time: the store cannot be opened.
+    if not _is_used(url, is_wanted=True):
         raise StoreUnavailable(
             f"The store {masked(url)} is empty, and {masked(before)}, which was used before, has data.",
             suggestion=f"`kiwi registry move {masked(url)}` copies it; with `--empty` it starts anew.",
         )
 
 
-def _is_used(url: str) -> bool:
-    """Whether a store has data; a file is not made to find out, and a server that does not answer counts as used."""
+def _is_used(url: str, *, is_wanted: bool = False) -> bool:
+    """Whether a store has data; a file is not made to find out.
+
+    A store that cannot be read counts as used. One that `is_wanted` and is unavailable raises the reason.
+    """
     if url.startswith(_FILE) and not Path(url.removeprefix(_FILE)).exists():
         return False
     try:
         with within(_OPENING), closing(connect_to(url)) as database:
             return has_data(database)
+    except StoreUnavailable:
+        if is_wanted:
+            raise
+        return True
     except KiwiError:
         return True
 

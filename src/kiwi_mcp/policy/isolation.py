@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from time import monotonic
 from typing import TypeAlias
 
@@ -203,6 +202,4 @@ def profile_of(chain: Chain, needs: Needs, space: Space, held: IsolationDecision
     profile = SandboxProfile(held.level, limits=limits, provenance=held.provenance)
     given = asdict(reach(needs, rights, space))
     warnings = given.pop("warnings")
-    if chain.server:  # a server that may change a folder may commit there
-        given["repositories"] = tuple(git for path in given["writable"] if Path(git := f"{path}/.git").is_dir())
     return (profile, ()) if held.level == "trusted" else (replace(profile, **given), warnings)

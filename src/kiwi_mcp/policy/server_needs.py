@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Needs
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.manifest.mcp.known_servers import server_in
+from kiwi_mcp.manifest.mcp.known_servers import KnownServer, server_in
 from kiwi_mcp.policy.needs import is_private
 from kiwi_mcp.policy.path_rules import placed
 from kiwi_mcp.sandbox.command_files import files_of_command, is_in_any, is_too_wide, script_in
@@ -22,12 +23,14 @@ _DATA = frozenset({".db", ".sqlite", ".sqlite3", ".duckdb", ".jsonl", ".log"})
 """The endings of files that a program changes."""
 
 
-def needs_named(config: JsonObject, issues: list[Issue]) -> Needs:
+def needs_named(config: JsonObject, issues: list[Issue], *, server: str = "NAME", project: Path | None = None) -> Needs:
     """Return the needs that the entry of a server implies, and those that are known of it.
 
     An absolute path is a folder to change or a file to read. Of a file that is missing, or that holds data, the folder
     around it is one to change. The file that it runs is readable without being named, unless it is in a hidden folder
-    of the home. A whole home folder is too wide and is never given.
+    of the home. A whole home folder is too wide and is never given. Hidden folders of the home are given only if they
+    are known of the server. The file of a `project` gives nothing outside that project. For a path that is not given,
+    an issue says how the owner can allow it.
     """
     if config.get("transport") != "stdio":
         return Needs()
@@ -35,9 +38,15 @@ def needs_named(config: JsonObject, issues: list[Issue]) -> Needs:
     spec = ProcessSpec(argv, cwd="/", env={})
     script = script_in(spec)
     named = files_of_command(spec, has_folder=False).named
-    read = [folder for path, around in named.items() if is_private(path) for folder in around]
+    read: list[str] = []
     write: list[str] = []
+    for folder in (folder for path, around in named.items() if is_private(path) for folder in around):
+        if project is None:
+            read.append(folder)
+        else:
+            issues.append(_not_given(folder, server, "read"))
     known = server_in(config)
+    listed = _listed_folders(known) if known else []
     options = zip(("", *argv), argv, range(len(argv)), strict=False)
     words = [(option, word) for option, word, place in options if place and place != script]
     words += [(name, text_of(value)) for name, value in as_object(config.get("env")).items()]
@@ -54,7 +63,12 @@ def needs_named(config: JsonObject, issues: list[Issue]) -> Needs:
                 )
                 issues.append(Issue("needs", f"{place} is more than a server is given", fix, "warning"))
             elif not base_profile().covers(str(place)):
-                (write if place.is_dir() or not place.exists() else read).append(str(place))
+                access = "write" if place.is_dir() or not place.exists() else "read"
+                is_outside = project is not None and not place.is_relative_to(os.path.realpath(project))
+                if (is_outside or is_private(str(place))) and not is_in_any(place, listed):
+                    issues.append(_not_given(str(place), server, access))
+                else:
+                    (write if access == "write" else read).append(str(place))
     hosts: tuple[str, ...] = ()
     if known:
         read += [str(path) for text in known.reads if (path := Path(text).expanduser()).exists()]
@@ -79,6 +93,18 @@ def make_folders(needs: Needs, project: Path) -> None:
             raise InvalidRequest(
                 f"{text!r} cannot be made: {fault.strerror}.", suggestion="Make it yourself, or name another folder."
             ) from fault
+
+
+def _listed_folders(known: KnownServer) -> list[str]:
+    """Return the folders that the table of well-known servers names for a server, also as defaults of variables."""
+    paths = [path for text in (*known.folders, *known.env.values()) for path in _paths(text)]
+    return [str(write_place(path)) for path in paths]
+
+
+def _not_given(path: str, server: str, access: str) -> Issue:
+    """Return the warning about a path that an entry names and that only the owner can allow."""
+    fix = f"If it needs that: `kiwi mcp allow {server} --{access} {shlex.quote(path)}`."
+    return Issue("needs", f"{path} is not given to {server} by its entry alone", fix, "warning")
 
 
 def _option(name: str, word: str) -> str:

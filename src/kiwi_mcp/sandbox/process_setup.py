@@ -11,7 +11,6 @@ from operator import methodcaller
 from stat import S_ISDIR, S_ISLNK, S_ISREG, S_ISSOCK
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import CommandMissing, InvalidRequest, IsolationUnavailable
 from kiwi_mcp.domain.isolation import SandboxProfile
@@ -20,10 +19,9 @@ from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.domain.process import PROXY, Handover
 from kiwi_mcp.sandbox.backend import ungrantable
 from kiwi_mcp.sandbox.command_files import ProgramFolders, known_program
-from kiwi_mcp.sandbox.git_folder import GIT_NAMES, MOST_GIT_FOLDERS, NESTED, git_files
 from kiwi_mcp.sandbox.levels import HOME, TMP, BaseFileSystem, base_profile, demands
 from kiwi_mcp.sandbox.linux import open_beneath
-from kiwi_mcp.sandbox.placeholder import is_placeholder, make_placeholders
+from kiwi_mcp.sandbox.placeholder import make_placeholders
 
 _ITS_OWN = ("/", "/dev", "/etc", "/proc", "/run", "/sys", "/tmp")  # noqa: S108 - names of places, nothing is written
 """Folders of which every private file system has its own."""
@@ -96,21 +94,16 @@ def _reason(fault: OSError) -> str:
 
 
 def protected_grants(
-    grants: Sequence[OpenedGrant],
-    base: BaseFileSystem,
-    keep: ExitStack,
-    projects: Sequence[str] = (),
-    repositories: Sequence[str] = (),
+    grants: Sequence[OpenedGrant], base: BaseFileSystem, keep: ExitStack, projects: Sequence[str] = ()
 ) -> Iterator[OpenedGrant]:
     """Yield the protected names at the top of writable folders, open, to be mounted read-only.
 
     `projects` are folders that Kiwi reads settings from: one inside a writable folder is protected like its top.
-    `repositories` are git folders that may be changed, except for what git runs or reads as configuration.
     """
     for grant in grants:
         if grant.is_writable and grant.is_folder:
             for top in (grant, *_projects_in(grant, projects, keep)):
-                yield from _protected_in(top, base, keep, repositories)
+                yield from _protected_in(top, base, keep)
 
 
 def _projects_in(grant: OpenedGrant, projects: Sequence[str], keep: ExitStack) -> Iterator[OpenedGrant]:
@@ -120,9 +113,7 @@ def _projects_in(grant: OpenedGrant, projects: Sequence[str], keep: ExitStack) -
                 yield _opened(grant, path.removeprefix(f"{grant.path}/"), keep)
 
 
-def _protected_in(
-    top: OpenedGrant, base: BaseFileSystem, keep: ExitStack, repositories: Sequence[str]
-) -> Iterator[OpenedGrant]:
+def _protected_in(top: OpenedGrant, base: BaseFileSystem, keep: ExitStack) -> Iterator[OpenedGrant]:
     try:
         if not make_placeholders(top.descriptor, base.protected, keep):
             raise ungrantable(top.path, "another process has locked it", "Try again when that process has ended.")
@@ -139,9 +130,7 @@ def _protected_in(
             continue
         keep.callback(os.close, descriptor)
         mode = os.fstat(descriptor).st_mode
-        if S_ISDIR(mode) and path in repositories and not is_placeholder(path):
-            yield from _repository(path, descriptor, keep)
-        elif S_ISDIR(mode) or S_ISREG(mode) or S_ISSOCK(mode):
+        if S_ISDIR(mode) or S_ISREG(mode) or S_ISSOCK(mode):
             yield _read_only(path, descriptor)
         elif S_ISLNK(mode) and base.may_be_link(name):
             # Nothing can be mounted on a link itself: what it leads to is protected, and a changed link is put back.
@@ -153,32 +142,6 @@ def _protected_in(
             raise ungrantable(
                 path, "it must stay as it is, and a link cannot be protected", "Grant folders below it instead."
             )
-
-
-def _repository(path: str, descriptor: int, keep: ExitStack) -> Iterator[OpenedGrant]:
-    """Yield a git folder as writable, then what git runs or obeys in it as read-only.
-
-    The folders around those are mounted too: a mount cannot be renamed, so none can be put in the place of another.
-    """
-    git = replace(_read_only(path, descriptor), is_writable=True)
-    yield git
-    found = [one for one in git_files(path) if not one.is_link]
-    folders = sorted({outer for one in found for outer in one.around})
-    fixed = [one.path for one in found]
-    if len(folders) > MOST_GIT_FOLDERS:
-        fixed, folders = [*(one.path for one in found if not one.around), *(f"{path}/{name}" for name in NESTED)], []
-    opened = [git, *(replace(_opened(git, one.removeprefix(f"{path}/"), keep), is_writable=True) for one in folders)]
-    yield from opened[1:]
-    for around in opened:
-        if around is git or os.path.isfile(f"{around.path}/HEAD"):  # noqa: PTH113 - at every start
-            if not make_placeholders(around.descriptor, GIT_NAMES, keep):
-                raise ungrantable(
-                    around.path, "another process has locked it", "Try again when that process has ended."
-                )
-            fixed += [f"{around.path}/{name}" for name in GIT_NAMES]
-    for one in dict.fromkeys(fixed):
-        with suppress(OSError):  # it is gone, or there never was one
-            yield _opened(git, one.removeprefix(f"{path}/"), keep)
 
 
 def _opened(top: OpenedGrant, path: str, keep: ExitStack) -> OpenedGrant:
@@ -297,8 +260,7 @@ def prepare(spec: ProcessSpec, profile: SandboxProfile, keep: ExitStack) -> Proc
     state = (own.st_ino, own.st_ctime_ns, target.st_dev, target.st_ino, target.st_ctime_ns)
     program = known_program(found, state, base_profile().covers, around)
     granted = open_grants(profile, program.roots, keep)
-    around_git = profile.repositories
-    shields = protected_grants(granted, base_profile(), keep, profile.closed, around_git) if profile.writable else ()
+    shields = protected_grants(granted, base_profile(), keep, profile.closed) if profile.writable else ()
     # It starts where it was to, if that or something in it was granted, else in its home. What is given of a folder
     # lies in it under its own name, so that paths that begin in the folder lead there.
     folder, inside_it = HOME, f"{spec.cwd.rstrip('/')}/"

@@ -23,7 +23,6 @@ from time import monotonic
 from msgspec import Struct
 
 from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.sandbox.git_folder import git_files
 from kiwi_mcp.sandbox.levels import base_profile
 from kiwi_mcp.sandbox.linux import open_beneath
 from kiwi_mcp.sandbox.placeholder import is_placeholder
@@ -106,23 +105,16 @@ class NameWatch:
     """Finds protected names that appear in some folders while a process can write to them."""
 
     def __init__(
-        self,
-        folders: Sequence[str],
-        place: Path,
-        skipped: Sequence[str],
-        projects: Sequence[str] = (),
-        repositories: Sequence[str] = (),
+        self, folders: Sequence[str], place: Path, skipped: Sequence[str], projects: Sequence[str] = ()
     ) -> None:
         """`place` is where found files are moved to; `skipped` are Kiwi's own folders, which no process can read.
 
-        `projects` inside one of the folders are protected like the top of that folder. `repositories` are git folders
-        that the process may change: a link in one, or a file that git obeys, is moved away too.
+        `projects` inside one of the folders are protected like the top of that folder.
         """
         self.folders = tuple(folders)
         self._place = place
         self._skipped = frozenset(skipped)
         self._tops = frozenset((*folders, *projects))
-        self._repositories = tuple(repositories)
         self._before: Mapping[str, _Entry] = {}
         self._news = Findings()
         self._calls = 0
@@ -196,10 +188,6 @@ class NameWatch:
         for folder in self.folders:
             if not _search(folder, self._tops, self._skipped, found):
                 self._news += Findings(unsearched=(folder,))
-        for git in self._repositories:
-            for one in git_files(git):
-                if not is_placeholder(one.path):
-                    found[one.path] = _Entry(_identity(one.path), is_fixed=True, is_top=False)
         ended = monotonic()
         self._next = ended + _SHARE * (ended - began)
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 from kiwi_mcp.domain.errors import Invalid
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel import Answer
+from kiwi_mcp.kernel.verbs.mcp.connect import _by_own_command
 from kiwi_mcp.manifest.mcp.client_entry import apply, plan_connect, plan_undo
 from kiwi_mcp.manifest.mcp.clients import SCOPES, Scope, clients, read_configuration
 
@@ -133,6 +135,25 @@ def test_undo_of_a_file_that_changed_since_puts_back_only_the_entries(client: st
     assert known.file.servers(path.read_text(), what="it") == was
 
 
+@pytest.mark.parametrize("is_added", [True, False])
+def test_undo_after_a_second_connect_takes_kiwi_out_and_puts_all_servers_back(
+    home: Path, project: Path, *, is_added: bool
+) -> None:
+    known, path = clients()["cursor"], home / ".cursor/mcp.json"
+    path.parent.mkdir()
+    before = json.dumps({"mcpServers": {"a": STDIO, "b": STDIO}}, indent=2)
+    path.write_text(before)
+    apply(plan_connect("cursor", "user", home=home, project=project, command=COMMAND, without=("a", "b")))
+    if is_added:
+        path.write_text(known.file.with_server(path.read_text(), "c", STDIO, what="it"))
+    command = COMMAND if is_added else "/new/kiwi"
+    apply(plan_connect("cursor", "user", home=home, project=project, command=command, without=("c",)))
+
+    apply(plan_undo("cursor", "user", home=home, project=project))
+    assert list(known.file.servers(path.read_text(), what="it")) == ["a", "b", *(["c"] if is_added else [])]
+    assert is_added or path.read_text() == before
+
+
 def test_a_style_that_cannot_be_edited_is_refused_and_left(home: Path, project: Path) -> None:
     path = home / ".codex/config.toml"
     path.parent.mkdir()
@@ -198,3 +219,19 @@ def test_a_file_that_its_client_rewrites_is_changed_by_its_own_command(
     program.unlink()
     missing = ask("mcp", action="connect", client="claude-code", location="user").content
     assert "`claude mcp add --scope user kiwi -- /" in as_text(missing["suggestion"])
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_client_adds_kiwi_before_it_removes_other_servers(
+    home: Path, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "claude"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$2 $5" >> {tmp_path}/typed\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    path = home / ".claude.json"
+    path.write_text(text_for("claude-code"))
+    change = plan_connect("claude-code", "user", home=home, project=project, command=COMMAND, without=("time",))
+    asyncio.run(_by_own_command(change, "claude-code", "user", COMMAND))
+    assert (tmp_path / "typed").read_text().splitlines() == ["add kiwi", "remove time"]

@@ -112,6 +112,22 @@ def test_a_script_in_a_hidden_folder_of_the_home_is_a_need(home: Path) -> None:
     assert needs_named(config, []).read == (str(home / ".servers"),)
 
 
+def test_hidden_folders_of_the_home_are_not_given_by_an_entry(home: Path) -> None:
+    (home / ".ssh").mkdir()
+    (home / ".ssh" / "id").touch()
+    args: list[Json] = ["~/.ssh", "--x=~/.local/bin", "~/.ssh/id"]
+    issues: list[Issue] = []
+    found = needs_named({"transport": "stdio", "command": "x", "args": args}, issues, server="notes")
+    assert found == Needs()
+    assert [issue.fix for issue in issues] == [
+        f"If it needs that: `kiwi mcp allow notes --{words}`."
+        for words in (f"write {home}/.ssh", f"write {home}/.local/bin", f"read {home}/.ssh/id")
+    ]
+    memory: JsonObject = {"MEMORY_FILE_PATH": "~/.local/share/mcp-memory/memory.jsonl"}
+    config: JsonObject = {"transport": "stdio", "command": "npx", "args": [f"{NPM}memory"], "env": memory}
+    assert needs_named(config, [], project=home / "clone").write == (str(home / ".local/share/mcp-memory"),)
+
+
 def test_a_folder_may_be_writable_with_its_contents(outside: Path) -> None:
     args: list[Json] = [str(outside), str(outside / "note.txt"), "/usr/share", "/", str(Path.home()), "${HOME_OF_IT}/x"]
     issues: list[Issue] = []
@@ -138,6 +154,21 @@ def test_a_server_sees_nothing_else_without_a_grant_of_the_owner(
     # What it offered was accepted before, and the owner has just said what else it may have.
     assert peek(ask, note).content["result"] == "tea at five"
     assert ask("mcp", action="diff", server="reader").content["status"] == "same"
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_a_host_pattern_of_a_server_opens_no_private_address(ask: Ask, script: Path, home: Path) -> None:
+    def planned_hosts() -> tuple[Json, Json]:
+        plan = ask("execute", item_id="peek", parameters={"path": "/"}, dry_run=True).content["plan"]
+        profile = as_object(as_object(plan)["jail"])
+        return profile["hosts"], profile["private_hosts"]
+
+    hosts = ["*.example.test", "*", "db.example.test:5432"]
+    add(ask, script)
+    ask("mcp", action="allow", server="reader", hosts=hosts)
+    assert planned_hosts() == (hosts, ["db.example.test:5432"])
+    (home / ".ai/policy.yaml").write_text("hosts: {allow: ['*.example.test']}\n")
+    assert planned_hosts() == (hosts, ["*.example.test", "db.example.test:5432"])
 
 
 @pytest.mark.usefixtures("sandbox")
@@ -169,9 +200,23 @@ def test_an_imported_server_needs_the_paths_in_its_command(
     ask: Ask, script: Path, outside: Path, project: Path
 ) -> None:
     entry: JsonObject = {"command": sys.executable, "args": [str(script), str(outside)]}
-    (project / ".mcp.json").write_text(json.dumps({"mcpServers": {"reader": entry}}))
-    ask("mcp", action="import", paths=[".mcp.json"])
+    (outside / "servers.json").write_text(json.dumps({"mcpServers": {"reader": entry}}))
+    ask("mcp", action="import", paths=[str(outside / "servers.json")], location="project")
     assert written(project) == {"write": [str(outside)]}
+
+
+@pytest.mark.parametrize("location", ["project", "user"])
+def test_the_file_of_a_project_gives_nothing_outside_the_project(
+    ask: Ask, outside: Path, project: Path, location: str
+) -> None:
+    (project / "data").mkdir()
+    entry: JsonObject = {"command": sys.executable, "args": [str(outside), str(project / "data")]}
+    (project / ".mcp.json").write_text(json.dumps({"mcpServers": {"reader": entry}}))
+    imported = ask("mcp", action="import", paths=[".mcp.json"], location=location, start=False).content
+    allow = f"`kiwi mcp allow reader --write {outside}`"
+    assert [one for one in as_list(imported["warnings"]) if allow in as_text(as_object(one)["fix"])]
+    needs = as_object(ask("mcp", action="list", server="reader").content["needs"])
+    assert needs == {"write": [str(project / "data")]}
 
 
 @pytest.mark.usefixtures("sandbox")

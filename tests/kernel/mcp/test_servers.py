@@ -512,7 +512,10 @@ def test_secrets_in_omitted_entries_are_not_shown(ask: Ask, scripted: Scripted) 
 
 @pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-MC-06")
-def test_servers_of_other_clients_are_imported_once(ask: Ask, scripted: Scripted, project: Path) -> None:
+def test_servers_of_other_clients_are_imported_once(ask: Ask, project: Path) -> None:
+    (project / "scripted").mkdir()
+    scripted = Scripted(project / "scripted" / "offers.json")
+    scripted.offer(tool("echo"), tool("announce"))
     servers = {"my tools": scripted.words, "off": {"command": "x", "disabled": True}}
     (project / ".mcp.json").write_text(json.dumps({"mcpServers": servers}))
     planned = ask("mcp", action="import", all=True, dry_run=True)

@@ -90,7 +90,7 @@ def test_user_servers_go_to_the_user_and_project_servers_to_the_project(ask: Ask
     assert (desk.home / ".ai/tools/mcp/mine.yaml").is_file()
     assert (desk.project / ".ai/tools/mcp/ours.yaml").is_file()
     found = without_project("search", query="mine")
-    assert {as_object(one)["name"] for one in as_list(found.content["results"])} == {"mine", "mine_tool"}
+    assert {as_object(one)["name"] for one in as_list(found.content["results"])} == {"mine_tool"}
     for name in ("mine_tool", "mcp/mine/mine_tool"):
         assert as_object(without_project("execute", item_id=name).content["result"])["by"] == "mine"
     assert without_project("execute", item_id="ours_tool").content["code"] == "tool_not_found"
@@ -344,8 +344,12 @@ def test_in_the_home_folder_everything_belongs_to_the_user(home: Path) -> None:
         manifest = home / ".ai/tools/mcp/mine.yaml"
         manifest.write_text(manifest.read_text().replace("MCP server", "The MCP server"))
         assert (await kernel.call("execute", {"item_id": "mine_tool"})).content["code"] == "definition_changed"
-        listed = await kernel.call("search", {"query": "server", "source": "project"})
-        assert listed.content["total"] == 2
+        head = '"""Count the words"""\n__version__ = "1.0.0"\n__tool_type__ = "script"\n'
+        (home / ".ai/tools/count_words.py").write_text(f'{head}__executor_id__ = "python_runtime"\n')
+        listed = await kernel.call("search", {"query": "count words", "source": "project"})
+        (one,) = map(as_object, as_list(listed.content["results"]))
+        assert one["name"] == "count_words"
+        assert one["identity"] == "user/local/count_words@1.0.0"
         await kernel.aclose()
 
     asyncio.run(story())

@@ -24,8 +24,8 @@ NEEDS_TOPIC = '<inputs><input name="topic" type="string" required="true">What ab
         ("strict", {"inputs": {"topic": 3}}, "invalid_input", "topic"),
         ("strict", {"inputs": {"topic": "x", "tpoic": "y"}}, "invalid_input", "tpoic"),
         ("tiered", {}, "invalid_request", "gigantic"),
-        ("study", {"limits": {"turms": 3}}, "invalid_request", "turns"),
-        ("study", {"limits": {"turns": -1}}, "invalid_request", "turns"),
+        ("study", {"limits": {"turms": 3}}, "invalid_input", "turns"),
+        ("study", {"limits": {"turns": -1}}, "invalid_input", "turns"),
         ("study", {"model": "scripted_llm/other-1"}, "invalid_request", "scripted-1"),
     ],
 )

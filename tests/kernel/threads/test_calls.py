@@ -89,7 +89,8 @@ async def test_calls_that_change_the_project_run_one_after_another(agents: Agent
     agents.bash_tool("change", script, mutates_state=True, needs={"write": ["."]})
     await agents.sign("study", "change")
     agents.model.will(run("change", n=1) & run("change", n=2), run("change", n=3), say("Changed."), say("Changed."))
-    waiting = [await agents.start("study") for _ in range(2)]
+    # Either thread can be the first to go on; the scripted model tells them apart by their first message.
+    waiting = [await agents.start("study", inputs={"topic": topic}) for topic in ("kiwis", "moas")]
     for approval in (one for thread in waiting for one in thread["approvals"]):
         await agents.call("approvals", action="approve", approval_id=approval)
     other = Kernel(agents.project, user=agents.user)

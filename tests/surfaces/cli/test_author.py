@@ -58,6 +58,26 @@ def test_several_items_are_signed_by_name_and_all_only_after_a_question(kiwi: Ki
 
 
 @pytest.mark.usefixtures("sandbox")
+@pytest.mark.parametrize("words", [("sign", "."), ("run", "one", "--type", "tool")])
+def test_a_file_that_changes_during_the_question_is_not_signed(
+    kiwi: Kiwi, project: Path, words: tuple[str, ...]
+) -> None:
+    folder = project / ".ai" / "tools" / "one"
+    folder.mkdir(parents=True)
+    (folder / "tool.yaml").write_text(
+        "tool_id: one\ntool_type: script\nexecutor: bash_runtime\nversion: 1.0.0\ndescription: One\n"
+        "config: {entrypoint: main.sh}\n"
+    )
+    (folder / "main.sh").write_text("echo one\n")
+    with terminal(project, *words) as (own, process):
+        assert b"tool.yaml with 1 more file" in until(own, b"[N]o: ")
+        (folder / "main.sh").write_text("echo two\n")
+        os.write(own, b"y\n")
+        assert process.wait(30) == 8
+    assert _integrity(kiwi, "one") == "unsigned"
+
+
+@pytest.mark.usefixtures("sandbox")
 def test_dev_validates_and_runs_at_every_save_and_signs_at_a_key(kiwi: Kiwi, project: Path) -> None:
     assert kiwi("new", "hail", "--bash").code == 0
     file = project / ".ai" / "tools" / "hail.sh"

@@ -43,8 +43,8 @@ def kiwi(project: Path, *words: str, text: str | None = None) -> subprocess.Comp
     )
 
 
-def on_a_terminal(project: Path, *words: str) -> str:
-    """Run a command with a terminal as its three streams, and return all its output."""
+def on_a_terminal(project: Path, *words: str, answer: str = "") -> str:
+    """Run a command with a terminal as its three streams, answer its question, and return all its output."""
     leader, follower = pty.openpty()
     started = subprocess.Popen(command(*words), cwd=project, stdin=follower, stdout=follower, stderr=follower)
     os.close(follower)
@@ -57,6 +57,9 @@ def on_a_terminal(project: Path, *words: str) -> str:
         if not part:
             break
         written += part
+        if answer and b"[N]o: " in written:
+            os.write(leader, f"{answer}\n".encode())
+            answer = ""
     os.close(leader)
     assert started.wait(10) == 0
     return written.decode(errors="replace")
@@ -84,10 +87,11 @@ def test_a_request_is_read_from_standard_input(project: Path) -> None:
 @pytest.mark.case("UNI-03")
 def test_control_sequences_of_a_tool_are_raw_in_a_pipe_and_escaped_on_a_terminal(project: Path) -> None:
     piped = kiwi(project, "run", "evil")
-    shown = on_a_terminal(project, "run", "evil")
-    raw = on_a_terminal(project, "run", "evil", "--raw")
+    shown = on_a_terminal(project, "run", "evil", answer="n")
+    raw = on_a_terminal(project, "run", "evil", "--raw", answer="n")
 
     assert piped.stdout == f"{EVIL}\n"
+    assert "is it yours?" in shown
     assert "\x1b]0;evil" not in shown
     assert "\x1b[2J" not in shown
     assert "\\x1b]0;evil\\x07\\x1b[31mred" in shown

@@ -14,7 +14,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import NO_CALLER, PERSON, Caller
-from kiwi_mcp.domain.errors import KiwiError, PolicyDenied, ThreadEnded, ThreadTaken
+from kiwi_mcp.domain.errors import ApprovalNotFound, KiwiError, PolicyDenied, ThreadEnded, ThreadTaken
 from kiwi_mcp.domain.json import Json, as_list, as_object, as_text
 from kiwi_mcp.domain.messages import ToolCallPart
 from kiwi_mcp.domain.threads import NewEvent, Thread, ThreadChanges, ThreadEvent, ThreadObserver, unobserved
@@ -139,7 +139,9 @@ class ThreadRunner:
         made = next(found, None)
         return None if made is None else self.stores.threads.get(as_text(made.get("thread_id")))
 
-    async def wake(self, thread: Thread, message: str, switched: NewEvent | None = None) -> None:
+    async def wake(
+        self, thread: Thread, message: str, switched: NewEvent | None = None, *, is_tainted: bool = False
+    ) -> None:
         """Let a thread that waits or was paused continue, perhaps with a message or with another model."""
         threads = self.stores.threads
         if thread.is_ended:
@@ -147,7 +149,9 @@ class ThreadRunner:
         await self.stores.do(partial(threads.command, thread.id, ""))
         events = [switched] if switched else []
         changes = ThreadChanges(model=as_text(switched.body.get("name"))) if switched else None
-        events += [NewEvent("injected", {"text": message})] if message else []
+        if message:
+            events.append(NewEvent("injected", {"text": message}))
+            changes = replace(changes or ThreadChanges(), is_tainted=True) if is_tainted else changes
         if thread.status == "paused":
             events.append(NewEvent("resumed", {}))
             changes = replace(changes or ThreadChanges(), status="queued")
@@ -156,12 +160,13 @@ class ThreadRunner:
             await self.stores.do(partial(threads.append, taken, events, changes))
             await self.stores.do(partial(threads.release, taken))
 
-    async def inject(self, thread: Thread, message: str) -> None:
+    async def inject(self, thread: Thread, message: str, *, is_tainted: bool) -> None:
         """Append a message to the journal of a thread, whichever process runs it."""
         if thread.is_ended:
             raise ThreadEnded(thread.id, thread.status)
         threads, event = self.stores.threads, NewEvent("injected", {"text": message})
-        await self.stores.do(lambda: threads.append(threads.get(thread.id), [event]))
+        changes = ThreadChanges(is_tainted=True) if is_tainted else None
+        await self.stores.do(lambda: threads.append(threads.get(thread.id), [event], changes))
 
     async def pause(self, thread: Thread) -> None:
         """Pause a thread: at once where no process runs it, else before its next step."""
@@ -206,8 +211,7 @@ class ThreadRunner:
         match thread.waits_for:
             case "approval":
                 waiting = waiting_approvals(stores.threads.events(thread.id))
-                known = self._services.store.approvals()
-                return not any(known.get(one, now_ms()).status == "pending" for one in waiting)
+                return not any(map(self._is_pending, waiting))
             case "child":
                 waited = waited_children(rebuild(stores.threads.events(thread.id)).pending.values())
                 children = stores.threads.list(_children_of(thread))
@@ -217,6 +221,11 @@ class ThreadRunner:
                 return bool(last) and last[-1].kind == "injected"
             case _:
                 return not stores.questions.open(now_ms(), thread_id=thread.id)
+
+    def _is_pending(self, approval: str) -> bool:
+        with suppress(ApprovalNotFound):  # one that is long over was pruned
+            return self._services.store.approvals().get(approval, now_ms()).status == "pending"
+        return False
 
     async def cancel(self, thread: Thread) -> None:
         """Cancel a thread and its children; one that no process runs ends at once."""

@@ -174,7 +174,7 @@ def starter_rights(parent: Thread | None, context: Context) -> JsonObject:
     """Return the identity of a starter as it is stored with a thread; a child has that of its parent."""
     if parent is not None:
         return {"starter": parent.rights.get("starter", {})}
-    caller, served = context.caller, context.services.served
+    caller, served = context.caller, context.services.serving(context.caller)
     starter = ThreadStarter(
         caller.identity,
         caller.actor,

@@ -194,7 +194,8 @@ class ThreadState(Struct):
         # A message that came while the model was asked follows its reply.
         asked_at = event.body.get("asked_at")
         late = [text for seq, text in self.unanswered if isinstance(asked_at, int) and seq > asked_at]
-        self.messages = self.messages[: len(self.messages) - len(late)]
+        if late:
+            self.messages = self.messages[: -len(late)]
         self.unanswered.clear()
         if parts:
             self._add(Message("assistant", parts))

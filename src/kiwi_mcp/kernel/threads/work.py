@@ -262,7 +262,12 @@ class ThreadWork:
         self._take(*await self.stores.do(self._read))
 
     def _take(self, thread: Thread, events: Sequence[ThreadEvent]) -> None:
-        self.thread = thread
+        if thread.seq >= self.thread.seq:
+            self.thread = thread
+        if thread.is_tainted:
+            self.services.tainted_callers.add(thread.id)
+        # Two calls may read at once: what one of them took is not taken again.
+        events = [event for event in events if event.seq > self._seq]
         for event in events:
             self._seq = event.seq
             self.state.fold(event)

@@ -8,15 +8,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-from msgspec import UNSET, UnsetType, field
+from msgspec import UNSET, Meta, UnsetType, field
 
 from kiwi_mcp.catalog.disk import writing
 from kiwi_mcp.catalog.lockfile import NAME as LOCK_NAME
 from kiwi_mcp.catalog.lockfile import SignedBy, lock_at, record
-from kiwi_mcp.domain.errors import (
-    InvalidRequest,
-    PolicyDenied,
-)
+from kiwi_mcp.domain.errors import Conflict, InvalidRequest, PolicyDenied
 from kiwi_mcp.domain.items import ItemType, Source, Tool
 from kiwi_mcp.domain.json import as_text
 from kiwi_mcp.domain.outcome import Progress
@@ -55,6 +52,7 @@ class SignRequest(ItemRequest, frozen=True, kw_only=True):
 
     location: PlaceToWrite = None
     category: Annotated[NameText | None, Option("The category it must be in.")] = None
+    digest: Annotated[NameText | None, Meta(description="The digest it must have")] = None
     dry_run: DryRun = False
 
 
@@ -82,6 +80,12 @@ async def sign(request: SignRequest, context: VerbContext) -> SignResponse:
 async def sign_checked(request: SignRequest, author: Author, signer: Signer | None) -> SignResponse:
     """Sign an item as it is, after it was checked; without a signer the line says only that nothing changed."""
     tool, base = owned(author, request, request.location)
+    if request.digest and tool.digest != request.digest:
+        raise Conflict(
+            f"{tool.id!r} was changed meanwhile; nothing was signed.",
+            suggestion="Look at its files, then sign it again.",
+            tool_id=tool.id,
+        )
     refuse_tampered(author, tool, base)
     _refuse_signing_over(author, tool, base)
     _check_category(tool, request.category)

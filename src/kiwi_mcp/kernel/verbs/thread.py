@@ -213,6 +213,11 @@ def count_text(number: Json, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def _is_tainted(context: VerbContext) -> bool:
+    """Whether what a caller sends to a thread may come from outside text that it read."""
+    return not context.is_owner and context.caller.reader in context.services.tainted_callers
+
+
 @verb("start", group="thread", access=ANYONE, needs_receipt=True, asks=True, shows=_result_view)
 async def start(request: ThreadStartRequest, context: VerbContext) -> ThreadResponse:
     """Start a directive or a thread item: a model executes it with the rights and limits it declares."""
@@ -225,6 +230,7 @@ async def start(request: ThreadStartRequest, context: VerbContext) -> ThreadResp
     if context.caller.origin.thread:
         return await _start_child(wanted, context, is_waiting=request.wait)
     thread, first = new_thread(wanted, services.context(context.caller, catalog))
+    thread = replace(thread, is_tainted=_is_tainted(context))
     events = [
         NewEvent("created", {"item": thread.item, "inputs": thread.inputs, "starter": thread.starter}),
         NewEvent("prompt", to_builtins(first)),
@@ -607,15 +613,20 @@ async def resume_thread(request: ThreadResumeRequest, context: VerbContext) -> T
     """Continue a thread that waits or was paused."""
     runner = context.services.one(ThreadRunner)
     thread = await _own_thread(request.thread_id, context)
-    if thread.status == "paused" and not context.is_owner:
-        raise PolicyDenied("The owner has paused that thread.", suggestion="Ask the owner to resume it.")
-    thread = await _free(thread, context)
+    _refuse_paused(thread, context)
+    thread = await _own_thread((await _free(thread, context)).id, context)
+    _refuse_paused(thread, context)
     catalog = context.services.catalogs.at(thread.project or None)
     switched = switched_model(thread, request.model, catalog) if request.model else None
-    await runner.wake(thread, request.message or "", switched)
+    await runner.wake(thread, request.message or "", switched, is_tainted=_is_tainted(context))
     if request.message or thread.waits_for != "message":
         return await _continue(thread, context, is_waiting=request.wait)
     return await _shown(thread.id, context)
+
+
+def _refuse_paused(thread: Thread, context: VerbContext) -> None:
+    if (thread.status == "paused" or thread.command == "pause") and not context.is_owner:
+        raise PolicyDenied("The owner has paused that thread.", suggestion="Ask the owner to resume it.")
 
 
 async def _free(thread: Thread, context: VerbContext) -> Thread:
@@ -644,7 +655,7 @@ class ThreadInjectRequest(ThreadIdRequest, frozen=True, kw_only=True):
 async def inject_message(request: ThreadInjectRequest, context: VerbContext) -> ThreadResponse:
     """Give a thread a message, also while it runs: the next request to the model has it."""
     thread = await _own_thread(request.thread_id, context)
-    await context.services.one(ThreadRunner).inject(thread, request.message)
+    await context.services.one(ThreadRunner).inject(thread, request.message, is_tainted=_is_tainted(context))
     await _continue(thread, context, is_waiting=False)
     return await _shown(thread.id, context)
 

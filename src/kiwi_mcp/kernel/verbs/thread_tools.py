@@ -95,7 +95,7 @@ async def spawn_child(request: ThreadToolRequest, context: VerbContext) -> Threa
 async def list_checkpoints(request: ThreadToolRequest, context: VerbContext) -> ThreadToolResponse:
     """List the checkpoints of the calling thread's project; its directive has to permit `undo.list`."""
     _, thread = await _calling(context)
-    wanted: JsonObject = {"action": "list", **request.arguments, "project_path": thread.project or None}
+    wanted: JsonObject = {**request.arguments, "action": "list", "project_path": thread.project or None}
     answer = await context.services.dispatch("undo", wanted, context.caller)
     if answer.error is not None:
         raise answer.error

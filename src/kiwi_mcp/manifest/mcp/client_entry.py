@@ -106,16 +106,16 @@ def plan_undo(client: str, scope: Scope, *, home: Path, project: Path, keep_in: 
     entry = table[ENTRY]
     own = {word: entry[word] for word in known.entry_of("", ()) if word in entry}
     shown = frozenset(_texts(own))
-    backups = _backups(path, keep_in)
-    for backup in backups:
+    backups = _backups_since_connect(path, keep_in, known)
+    lost = _lost(backups, known, table)
+    for backup, text in backups[:1]:
         # Written here and not touched since: what was there before is put back to the byte.
-        text = read_text(backup)
-        if text is not None and (missing := _led_to(before, text, known, own, table)) is not None:
+        missing = _led_to(before, text, known, own, table)
+        if missing is not None and {*lost} <= {*missing}:
             return ClientFileChange(path, before, text, spent=backup, shown=shown, put_back=missing)
-    if _with_entry("", known, own, what=str(path)) == before:
+    if not lost and _with_entry("", known, own, what=str(path)) == before:
         return ClientFileChange(path, before, None, shown=shown)
     after = known.file.without_server(before, ENTRY, what=str(path))
-    lost = _lost(backups, known, table)
     for name, words in lost.items():
         after = known.file.with_server(after, name, words, what=str(path))
     return ClientFileChange(path, before, after, shown=shown, keep_in=keep_in, put_back=tuple(lost))
@@ -237,15 +237,33 @@ def _without(text: str, client: ClientApp, names: Sequence[str], *, what: str) -
     return text
 
 
-def _lost(backups: Sequence[Path], client: ClientApp, table: Mapping[str, JsonObject]) -> dict[str, JsonObject]:
-    """Return the servers that were taken out when Kiwi was written into a file last, and are not there again."""
-    if not backups or REPLACED not in backups[0].name:
-        return {}
-    try:
-        before = client.file.servers(read_text(backups[0]) or "", what=str(backups[0]))
-    except Invalid:
-        return {}
-    return {name: words for name, words in before.items() if name not in table and name != ENTRY}
+def _backups_since_connect(path: Path, keep_in: Path | None, client: ClientApp) -> list[tuple[Path, str]]:
+    """Return the backups of a file since Kiwi was written into it, with their texts, the oldest first.
+
+    The first is the file without Kiwi's entry. Later ones have the entry: Kiwi was connected again.
+    """
+    found: list[tuple[Path, str]] = []
+    for backup in _backups(path, keep_in):
+        try:
+            text = read_text(backup) or ""
+            has_entry = ENTRY in client.file.servers(text, what=str(backup))
+        except Invalid:
+            continue
+        found.insert(0, (backup, text))
+        if not has_entry:
+            break
+    return found
+
+
+def _lost(
+    backups: Sequence[tuple[Path, str]], client: ClientApp, table: Mapping[str, JsonObject]
+) -> dict[str, JsonObject]:
+    """Return the servers that were taken out since Kiwi was written into a file, and are not there again."""
+    lost: dict[str, JsonObject] = {}
+    for backup, text in backups:
+        if REPLACED in backup.name:
+            lost |= client.file.servers(text, what=str(backup))
+    return {name: words for name, words in lost.items() if name not in table and name != ENTRY}
 
 
 def _with_entry(text: str, client: ClientApp, entry: JsonObject, *, what: str) -> str:

@@ -69,21 +69,23 @@ async def _run(cli: CliSession, row: CommandRow, options: Options) -> int:
     async with cli.opened() as kernel:
         request = {**request_of(row, options), **call_parameters(options, kernel)}
         if questions is not no_answers and not is_yes and not options.get("dry_run"):
-            signed = await _offer_signature(cli, kernel, as_text(options["item_id"]), questions)
+            signed = await _offer_signature(cli, kernel, request, questions)
             if signed is not None and signed.is_error:
                 return cli.show(signed, by_wire(("execute", "sign")))
         answer = await cli.send(kernel, "execute", request, questions)
     return cli.show(answer, by_wire(row["wire"]), is_raw=bool(options.get("raw")))
 
 
-async def _offer_signature(cli: CliSession, kernel: Kernel, item: str, ask: Ask) -> Answer | None:
+async def _offer_signature(cli: CliSession, kernel: Kernel, request: JsonObject, ask: Ask) -> Answer | None:
     """Ask whether a new file is the person's own, and sign it if it is; None if it is not signed now."""
-    if not (path := kernel.unsigned_file(item)):
+    item = kernel.unsigned_item(as_text(request["item_id"]), as_text(request.get("item_type")) or None)
+    if item is None:
         return None
-    question = f"{path} is new and unsigned: is it yours?\n{_OWN}"
+    question = f"{item.files} is new and unsigned: is it yours?\n{_OWN}"
     if not await is_confirmed(question, ask):
         return None
-    return await cli.send(kernel, "execute", {"action": "sign", "item_id": item})
+    shown: JsonObject = {"digest": item.digest}
+    return await cli.send(kernel, "execute", {"action": "sign", "item_id": item.identity, "parameters": shown})
 
 
 def setup(row: CommandRow, options: Options) -> int:

@@ -91,17 +91,17 @@ def _filled(template: Path, name: str) -> str:
 def sign(row: CommandRow, options: Options) -> int:
     """Sign items one by one; `.` is all that is new or changed in the project, after one question."""
     cli, named = CliSession(options), [as_text(options["item_id"]), *map(as_text, as_list(options.get("more")))]
-    items = _confirmed(cli) if named == ["."] else named
+    items = _confirmed(cli) if named == ["."] else [{"item_id": name} for name in named]
     if items is None:
         return Denied.exit_code
     code = 0
     for item in items:
-        code = cli.tell(row, request_of(row, {**options, "item_id": item})) or code
+        code = cli.tell(row, request_of(row, {**options, **item})) or code
     return code
 
 
-def _confirmed(cli: CliSession) -> list[str] | None:
-    """Return what is new or changed and shall be signed; None if the person does not want it."""
+def _confirmed(cli: CliSession) -> list[dict[str, Json]] | None:
+    """Return what is new or changed and shall be signed, as it was shown; None if the person does not want it."""
     if owner_prompt(is_yes=False) is no_answers:
         raise UsageError(
             "`kiwi sign .` asks before it signs, and there is no terminal to ask on.",
@@ -111,9 +111,10 @@ def _confirmed(cli: CliSession) -> list[str] | None:
     if not found:
         talk("Everything in this project is signed.")
         return []
-    listed = "\n".join(f"  {state:<20} {path}" for _, path, state in found)
+    listed = "\n".join(f"  {item.state:<20} {item.files}" for item in found)
     question = f"New or changed since it was signed:\n{listed}\nSign all of it as yours?"
-    return [item for item, _, _ in found] if confirm(question, is_yes=False) else None
+    shown: list[dict[str, Json]] = [{"item_id": item.identity, "digest": item.digest} for item in found]
+    return shown if confirm(question, is_yes=False) else None
 
 
 def dev(_: CommandRow, options: Options) -> int:

@@ -17,7 +17,7 @@ from kiwi_mcp.domain.calls import Answers, Ask, Caller, Questions, no_answers
 from kiwi_mcp.domain.json import Json, JsonObject, as_text
 from kiwi_mcp.domain.outcome import Progress, Report, silent
 from kiwi_mcp.domain.safe_text import escape_controls
-from kiwi_mcp.kernel import Answer, Kernel
+from kiwi_mcp.kernel import Answer, Kernel, UnsignedItem
 from kiwi_mcp.kernel.paths import project_around, usable_project, user_space
 from kiwi_mcp.kernel.verb import Verb, payload_of
 from kiwi_mcp.kernel.verbs import by_wire
@@ -82,11 +82,11 @@ class CliSession:
         async with self.opened() as kernel:
             return kernel.parameters_of(item, item_type or None)
 
-    def unsigned_items(self) -> Sequence[tuple[str, str, str]]:
+    def unsigned_items(self) -> Sequence[UnsignedItem]:
         """Return what is new or changed since it was signed, as `Kernel.unsigned_items` does."""
         return run(self._unsigned_items())
 
-    async def _unsigned_items(self) -> Sequence[tuple[str, str, str]]:
+    async def _unsigned_items(self) -> Sequence[UnsignedItem]:
         async with self.opened() as kernel:
             return kernel.unsigned_items()
 

@@ -67,6 +67,7 @@ from kiwi_mcp.manifest.mcp.clients import (
     Scope,
     client_of,
     find_configurations,
+    project_of,
     read_configuration,
     read_text,
 )
@@ -300,7 +301,7 @@ def described_server(request: ServerAddRequest, space: Space) -> NewServer:
     drafted = draft_server(name, entry, findings, origin=origin, tool_id=id_for(name, ()))
     if drafted is None:
         raise InvalidManifest(name, [issue for issue in findings.issues if issue.is_error] or findings.issues)
-    implied = needs_named(as_object(drafted["config"]), findings.issues)
+    implied = needs_named(as_object(drafted["config"]), findings.issues, server=as_text(drafted["tool_id"]))
     drafted = with_needs(drafted, implied, granted)
     return NewServer(drafted, location, tuple(findings.issues), dict(findings.secrets))
 
@@ -348,7 +349,8 @@ def found_servers(request: ServersImportRequest, space: Space, present: Mapping[
         )
     reader = _ImportReader({name: launch_of(tool.manifest.config) for name, tool in present.items()}, space)
     for path in paths:
-        reader.take(path, _read(path), request.location or scope_of(path, found, space))
+        location = request.location or scope_of(path, found, space)
+        reader.take(path, _read(path), location, project=_project_of_file(path, found, space))
     return NewServers(
         tuple(reader.servers),
         tuple(reader.left_out),
@@ -364,6 +366,14 @@ def scope_of(path: Path, found: Sequence[Configuration], space: Space) -> Scope:
     if not has_project(space):
         return "user"
     return known.get(path) or ("project" if path.is_relative_to(space.project) else "user")
+
+
+def _project_of_file(path: Path, found: Sequence[Configuration], space: Space) -> Path | None:
+    """Return the project that a configuration is a file of; None for the user's own."""
+    real = os.path.realpath(path)
+    if any(one.scope == "user" and os.path.realpath(one.path) == real for one in found):
+        return None
+    return space.project if Path(real).is_relative_to(os.path.realpath(space.project)) else project_of(Path(real))
 
 
 def shown_path(path: Path, space: Space) -> str:
@@ -387,8 +397,8 @@ class _ImportReader:
         self.variables: dict[str, str] = {}
         self.empty: list[str] = []
 
-    def take(self, path: Path, imported: ImportedServers, location: Scope) -> None:
-        """Take the servers of one configuration."""
+    def take(self, path: Path, imported: ImportedServers, location: Scope, *, project: Path | None) -> None:
+        """Take the servers of one configuration, which may be a file of a project."""
         self._note(path, imported.issues)
         if not imported.servers:
             self.empty.append(shown_path(path, self._space))
@@ -412,8 +422,10 @@ class _ImportReader:
                 needed = {name: about for name, about in imported.variables.items() if name in names}
                 self.variables |= {name: _about(about, tool_id) for name, about in needed.items()}
             issues: list[Issue] = []
-            manifest = with_needs({**draft.manifest, "tool_id": tool_id}, needs_named(config, issues))
-            self._note(path, issues)
+            needs = needs_named(config, issues, server=tool_id, project=project)
+            manifest = with_needs({**draft.manifest, "tool_id": tool_id}, needs)
+            if not same:
+                self._note(path, issues)
             self.servers.append(NewServer(manifest, location, secrets=mine, origin=origin, is_here=bool(same)))
 
     def _note(self, path: Path, issues: Sequence[Issue]) -> None:

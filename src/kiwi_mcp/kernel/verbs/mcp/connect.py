@@ -204,13 +204,18 @@ def list_clients(space: Space) -> ClientList:
 
 
 async def _by_own_command(change: ClientFileChange, client: str, scope: Scope, command: str) -> Path | None:
-    """Let a client change its file itself, if it rewrites that file while it runs; a copy of the file is kept."""
+    """Let a client change its file itself, if it rewrites that file while it runs; a copy of the file is kept.
+
+    Kiwi's entry is changed before other servers are removed: an undo finds the copy only if the entry is there.
+    """
     known = clients()[client]
-    lines = [known.own_command("remove", scope, name) for name in change.taken_out]
-    if command:
+    before, after = (
+        known.file.servers(text or "", what=str(change.path)).get(ENTRY) for text in (change.before, change.after)
+    )
+    lines = [known.own_command("remove", scope, ENTRY)] if before is not None and before != after else []
+    if command and before != after:
         lines.append(known.own_command("add", scope, ENTRY, command, known.arguments(scope)))
-    else:
-        lines.append(known.own_command("remove", scope, ENTRY))
+    lines += [known.own_command("remove", scope, name) for name in change.taken_out]
     backup = keep_copy(change)
     for line in lines:
         try:
