@@ -184,7 +184,7 @@ def test_an_unknown_thread_is_not_taken(threads: Threads) -> None:
 
 
 def everything(database: Database) -> Sequence[object]:
-    tables = ("threads", "thread_events", "thread_blobs", "blobs", "tool_calls", "budget_ledger", "budget_days",
+    tables = ("threads", "thread_events", "thread_blobs", "blobs", "budget_ledger", "budget_days",
               "questions", "runs", "thread_deltas")  # fmt: skip
     return [sorted(database.read(f"select * from {table}"), key=str) for table in tables]
 

@@ -79,26 +79,6 @@ create table thread_blobs (
 );
 create index idx_thread_blobs_thread on thread_blobs (thread_id);
 
-create table tool_calls (
-  key text collate "C" primary key,
-  thread_id text collate "C" not null references threads (id),
-  seq bigint not null check (seq > 0),
-  number bigint not null check (number >= 0),
-  call_id text collate "C" not null,
-  item text collate "C" not null,
-  effect text collate "C" not null check (effect in ('', 'pure', 'idempotent', 'transactional', 'at_most_once')),
-  plan_digest text collate "C" not null,
-  state text collate "C" not null check (
-    state in ('planned', 'asked', 'began', 'done', 'failed', 'denied', 'cancelled', 'unknown')),
-  attempts bigint not null check (attempts >= 0),
-  run_id text collate "C" not null,
-  approval_id text collate "C" not null,
-  result_sha256 text collate "C" references blobs (sha256),
-  began_at bigint not null,
-  ended_at bigint not null,
-  unique (thread_id, seq, number)
-);
-
 create table budget_ledger (
   id text collate "C" primary key check (length(id) = 26),
   reservation text collate "C" not null,

@@ -79,26 +79,6 @@ create table thread_blobs (
 ) without rowid;
 create index idx_thread_blobs_thread on thread_blobs (thread_id);
 
-create table tool_calls (
-  key text primary key not null,
-  thread_id text not null references threads (id),
-  seq integer not null check (seq > 0),
-  number integer not null check (number >= 0),
-  call_id text not null,
-  item text not null,
-  effect text not null check (effect in ('', 'pure', 'idempotent', 'transactional', 'at_most_once')),
-  plan_digest text not null,
-  state text not null check (
-    state in ('planned', 'asked', 'began', 'done', 'failed', 'denied', 'cancelled', 'unknown')),
-  attempts integer not null check (attempts >= 0),
-  run_id text not null,
-  approval_id text not null,
-  result_sha256 text references blobs (sha256),
-  began_at integer not null,
-  ended_at integer not null,
-  unique (thread_id, seq, number)
-) without rowid;
-
 create table budget_ledger (
   id text primary key not null check (length(id) = 26),
   reservation text not null,
