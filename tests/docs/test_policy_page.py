@@ -19,4 +19,4 @@ def test_the_rules_on_the_policy_page_are_valid(tmp_path: Path) -> None:
     assert policy.roots == (Path("/srv/shared"),)
     assert policy.grant.write.allow == ("out", "~/notes/drafts")
     assert policy.actors["bob"].verbs.match("execute.delete", "verb") == "execute.delete"
-    assert [condition.items for condition in policy.grant.conditions] == ["*/pay@*", "*/convert@*"]
+    assert [condition.items for condition in policy.grant.conditions] == ["*/pay@*", "*/convert@*", "mcp/github/*"]

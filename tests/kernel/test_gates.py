@@ -37,6 +37,7 @@ from kiwi_mcp.domain.errors import (
     LockMismatch,
     NotCallable,
     PolicyDenied,
+    RateLimited,
     StoreUnavailable,
     ToolNotFound,
     Unavailable,
@@ -225,6 +226,24 @@ def test_gate_10_an_argument_beyond_its_bound_is_refused(bench: Bench) -> None:
     rights = rights_of(bench.home / ".ai")
     bench.refuses(PolicyDenied, bench.call(count=2), rights)
     assert bench.run(bench.call(count=1), rights=rights).outcome.is_success
+
+
+def test_gate_11_calls_beyond_the_rate_of_a_rule_are_refused_until_the_minute_has_passed(bench: Bench) -> None:
+    (bench.home / ".ai").mkdir(exist_ok=True)
+    (bench.home / ".ai/policy.yaml").write_text(
+        "conditions: [{items: '*/say@*', per_minute: 2}]\nactors: {bob: {conditions: [{items: '*', per_minute: 1}]}}\n"
+    )
+    bob = Caller(name="bob", identity=Principal("agent", "bob"))
+    assert bench.run(caller=bob).outcome.is_success
+    bench.marker.unlink()
+    refused = bench.refuses(RateLimited, caller=bob)
+    assert "policy.yaml for bob allows 1 calls of '*' in a minute" in refused.message
+    assert refused.details["retry_after"] in range(50, 61)
+    assert bench.run().outcome.is_success
+    bench.marker.unlink()
+    assert "2 calls of '*/say@*'" in bench.refuses(RateLimited).message
+    planned = plan_call(bench.call(), bench.context())  # a plan counts for nothing
+    assert planned.prepared.rates
 
 
 def test_gate_12_a_variable_that_is_not_set_is_refused_before_the_owner_is_asked(bench: Bench) -> None:

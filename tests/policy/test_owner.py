@@ -129,6 +129,8 @@ def test_an_actor_without_rules_has_all_that_the_owner_allows(tmp_path: Path) ->
         "conditions: [{items: '*', parameters: {x: {maximum: many}}}]\n",
         "conditions: [{items: '*', parameters: {x: {path: a, maximum: 1}}}]\n",
         "conditions: [{items: '*', parameters: {x: 5}}]\n",
+        "conditions: [{items: '*', per_minute: 0}]\n",
+        "conditions: [{items: '*', per_minute: true}]\n",
         "verbs: {allow: search}\n",
     ],
 )

@@ -54,6 +54,7 @@ KiwiError
 │   ├── EnvironmentFailed
 │   ├── BuildFailed
 │   ├── DriverMissing
+│   ├── RateLimited
 │   ├── RequestFailed
 │   │   └── TooSlow
 │   ├── ModelFailed
@@ -75,6 +76,7 @@ KiwiError
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
@@ -584,6 +586,21 @@ class Unavailable(KiwiError):
     """Something that the call needs is not available now."""
 
     code, error, http_status, exit_code = "unavailable", "Unavailable", 503, 7
+
+
+class RateLimited(Unavailable):
+    """A rule of the owner allows no more calls in this minute."""
+
+    code, error, http_status = "rate_limited", "Rate limited", 429
+
+    def __init__(self, tool_id: str, rule: str, seconds: float) -> None:
+        wait = math.ceil(seconds)
+        super().__init__(
+            f"{tool_id!r} was not run: {rule}.",
+            suggestion=f"Call it again in {wait} seconds, or do something else meanwhile.",
+            tool_id=tool_id,
+            retry_after=wait,
+        )
 
 
 class Unanswered(Unavailable):

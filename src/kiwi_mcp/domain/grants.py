@@ -80,7 +80,7 @@ NONE = Rules()
 
 
 class Condition(Struct, frozen=True):
-    """Additional conditions for calls of some items: parameters, hours and days."""
+    """Additional conditions for calls of some items: parameters, hours, days and calls per minute."""
 
     items: str
     parameters: JsonObject
@@ -89,6 +89,8 @@ class Condition(Struct, frozen=True):
     """First and last minute of the day; if the end comes first, over midnight."""
     days: tuple[int, ...] = ()
     """Days of the week, Monday first; empty for every day."""
+    per_minute: int = 0
+    """How many calls of these items a minute has, all together; 0 sets no limit."""
     text: str = ""
     """The condition as written."""
 

@@ -6,6 +6,7 @@ number, and a test of its own in tests/kernel/test_gates.py.
 
 from __future__ import annotations
 
+from asyncio import to_thread
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -19,7 +20,7 @@ from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.lockfile import lock_at, lock_path, lost_signatures
 from kiwi_mcp.catalog.mcp_source import is_accepted
 from kiwi_mcp.domain.calls import Call, Space, no_answers
-from kiwi_mcp.domain.errors import Conflict, LockMismatch, PolicyDenied, SignatureRefused, Unavailable
+from kiwi_mcp.domain.errors import Conflict, LockMismatch, PolicyDenied, RateLimited, SignatureRefused, Unavailable
 from kiwi_mcp.domain.grants import Allow, Deny, Rights, Verdict
 from kiwi_mcp.domain.items import Chain, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_object
@@ -33,13 +34,14 @@ from kiwi_mcp.kernel.reach import client_requests, reaching
 from kiwi_mcp.kernel.recorder import CallRecord, Run
 from kiwi_mcp.manifest.parameters import accept
 from kiwi_mcp.policy.approval_rules import returns_untrusted_text
-from kiwi_mcp.policy.authorize import failed_condition, permit, use_verdicts, verify
+from kiwi_mcp.policy.authorize import failed_condition, permit, rates_of, use_verdicts, verify
 from kiwi_mcp.policy.external_code import names_code
 from kiwi_mcp.policy.isolation import Judge, isolate
 from kiwi_mcp.policy.policy_files import owner_policy
 from kiwi_mcp.policy.secret_access import holder_of, secrets_for
 from kiwi_mcp.primitives.secrets.grants import refuse_target
 from kiwi_mcp.primitives.secrets.redaction import redacted, without_secrets
+from kiwi_mcp.store.rates import Rates
 
 NO_SECRETS: Mapping[str, str] = MappingProxyType({})
 _MOST_OFFERED = 3
@@ -58,6 +60,8 @@ async def run(call: Call, context: Context, record: CallRecord | None) -> Run:
         try:
             for rule in RULES:
                 rule(run)
+            if run.prepared.rates:
+                await rate_allows(run, context)  # 11
             for gate in GATES:
                 await gate(run, context)
         except _Unreachable as fault:  # a result for the model, no refusal; no approval was used
@@ -161,7 +165,10 @@ def prepare(chain: Chain, driver: Driver, call: Call, context: Context) -> Prepa
     # 5 the item, and all it runs on
     refuse_denied(rights.item_verdict([link.identity for link in chain.links], chain.item_traits), chain.tool)
     is_accepted = chain.server is not None and context.catalog.is_meant(chain.server.tool)
-    return Prepared(chain, driver, rights, changes, warnings, isolation, is_accepted, names_code(chain), chain.needs)
+    rates = rates_of(rights, chain.tool.identity)
+    return Prepared(
+        chain, driver, rights, changes, warnings, isolation, is_accepted, names_code(chain), chain.needs, rates
+    )
 
 
 def lockfile_matches(run: Run) -> None:
@@ -182,6 +189,14 @@ def conditions_hold(run: Run) -> None:
     project = run.call.space.project
     if refused := failed_condition(run.prepared.rights, run.plan.identity, run.judged_inputs, project):
         refuse_denied(refused, run.chain.tool)
+
+
+async def rate_allows(run: Run, context: Context) -> None:
+    """11 The rules allow one more call in this minute. It is counted before the owner is asked, in all processes."""
+    registry = context.services.store.registry()
+    rule, seconds = await to_thread(Rates(registry.database, registry.actor.name).take, run.prepared.rates)
+    if rule:
+        raise RateLimited(run.chain.tool.id, rule, seconds)
 
 
 async def secrets_are_granted(run: Run, context: Context) -> None:
@@ -226,7 +241,8 @@ async def owner_approves(run: Run, context: Context) -> None:
 RULES: tuple[Rule, ...] = (lockfile_matches, plan_is_permitted, conditions_hold)
 """Also for `--dry-run`, `why` and completion, and again after the owner was asked."""
 GATES: tuple[Gate, ...] = (secrets_are_granted, server_is_unchanged, sandbox_is_available, owner_approves)
-"""11, the budget, is checked where a thread reserves the cost of a model request; other calls have none."""
+"""11, the rate, is checked before them where a rule sets one. The budget is checked where a thread reserves the cost
+of a model request; other calls have none."""
 
 
 def plan_call(call: Call, context: Context) -> Run:

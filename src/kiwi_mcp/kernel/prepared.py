@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from hashlib import sha256
 from operator import attrgetter
@@ -48,6 +48,8 @@ class Prepared(Struct):
     """Whether the chain may name files as code that no digest covers."""
     needs: Needs
     """What the links of the chain need together."""
+    rates: Mapping[str, int] = {}
+    """The calls per minute that rules allow of the item."""
     _sandbox: tuple[SandboxProfile, tuple[str, ...]] | None = None
 
     def isolated(self, plan: Plan, space: Space) -> Plan:

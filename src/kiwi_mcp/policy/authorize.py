@@ -127,10 +127,11 @@ def _target(url: str) -> str:
     return host_port(host, port)
 
 
-_WORDS = ("items", "parameters", "hours", "days")
+_WORDS = ("items", "parameters", "hours", "days", "per_minute")
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _HOURS = lazy_pattern(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)")
 _PATH = "path"
+_MOST_PER_MINUTE = 100_000
 
 
 def read_conditions(written: Json, place: str, issues: list[Issue]) -> tuple[Condition, ...]:
@@ -150,6 +151,16 @@ def failed_condition(rights: Rights, identity: str, inputs: JsonObject | None, p
     return None
 
 
+def rates_of(rights: Rights, identity: str) -> Mapping[str, int]:
+    """Return the calls per minute that rules allow of an item, by the sentence that names the rule."""
+    return {
+        f"{grant.name} allows {one.per_minute} calls of {one.items!r} in a minute": one.per_minute
+        for grant in rights.grants
+        for one in grant.conditions
+        if one.per_minute and fits_item(one.items, identity)
+    }
+
+
 def _condition(written: Json, place: str, issues: list[Issue]) -> Condition:
     words = as_object(written)
     for word in words:
@@ -158,8 +169,8 @@ def _condition(written: Json, place: str, issues: list[Issue]) -> Condition:
             issues.append(Issue(f"{place}.{word}", "is not a known key", fix))
     if not as_text(words.get("items")):
         issues.append(Issue(f"{place}.items", "is missing", 'Say which calls it is about: `items: "*/send@*"`.'))
-    if not words.keys() & {"parameters", "hours", "days"}:
-        issues.append(Issue(place, "demands nothing", "Add `parameters`, `hours` or `days`."))
+    if not words.keys() & set(_WORDS[1:]):
+        issues.append(Issue(place, "demands nothing", "Add `parameters`, `hours`, `days` or `per_minute`."))
     parameters = words.get("parameters")
     issues += _parameter_faults(parameters, f"{place}.parameters")
     return Condition(
@@ -167,6 +178,7 @@ def _condition(written: Json, place: str, issues: list[Issue]) -> Condition:
         as_object(parameters),
         _hours(words.get("hours"), f"{place}.hours", issues),
         _days(words.get("days"), f"{place}.days", issues),
+        _per_minute(words.get("per_minute"), f"{place}.per_minute", issues),
         text=place,
     )
 
@@ -201,6 +213,15 @@ def _days(written: Json, place: str, issues: list[Issue]) -> tuple[int, ...]:
         issues.append(Issue(place, "are not days of the week", f"Write them as [{', '.join(_DAYS[:5])}]."))
         return ()
     return tuple(_DAYS.index(day) for day in named)
+
+
+def _per_minute(written: Json, place: str, issues: list[Issue]) -> int:
+    if isinstance(written, int) and not isinstance(written, bool) and 0 < written <= _MOST_PER_MINUTE:
+        return written
+    if written is not None:
+        fix = f"Write a whole number from 1 to {_MOST_PER_MINUTE:,}; to forbid calls, use `items.deny`."
+        issues.append(Issue(place, "is not a number of calls", fix))
+    return 0
 
 
 def _offences(condition: Condition, inputs: JsonObject | None, project: Path, now: datetime) -> Iterator[str]:

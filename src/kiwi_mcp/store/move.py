@@ -15,7 +15,7 @@ TABLES = (
     "namespaces", "tool_types", "tools", "blobs", "tool_version_files", "tool_versions", "registry_log", "remotes",
     "runs", "mcp_servers", "mcp_definitions", "tasks", "receipts", "authors", "relaxations", "approvals",
     "approval_rules", "approval_numbers", "first_runs", "remembered", "started_calls", "threads", "thread_events",
-    "thread_blobs", "budget_ledger", "budget_days", "questions", "thread_deltas",
+    "thread_blobs", "budget_ledger", "budget_days", "rate_calls", "questions", "thread_deltas",
 )  # fmt: skip
 REBUILT = frozenset(
     {

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.kernel.threads.conftest import Agents, write_provider
-from tests.kernel.threads.test_limits import answered, forever
+from tests.kernel.threads.test_limits import answered, forever, limit_rate
 from tests.plugins.scripted_model import ModelRequest, ScriptedTurn, say, use, use_text
 
 from kiwi_mcp.kernel import Kernel
@@ -48,6 +48,22 @@ async def test_every_failure_is_a_result_and_the_model_gets_another_turn(agents:
     sent = json.dumps(agents.model.requests[1].messages)
     assert "not JSON" in sent
     assert "no_such_tool" in sent
+
+
+@pytest.mark.usefixtures("sandbox")
+async def test_a_rate_limit_is_a_result_that_says_when_to_call_again(agents: Agents) -> None:
+    agents.directive("study")
+    agents.bash_tool("once", "echo '{}'")
+    await agents.sign("study", "once")
+    limit_rate(agents, "*/once@*")
+    agents.model.will(run("once"), run("once"), say("Later."))
+    done = await agents.start("study")
+    assert (done["status"], done["result"]) == ("completed", "Later."), done
+    first, second = await results(agents, done["thread_id"])
+    assert (first["status"], second["status"]) == ("ok", "unavailable")
+    refused = json.loads(second["part"]["content"])
+    assert refused["code"] == "rate_limited"
+    assert 50 <= refused["retry_after"] <= 60
 
 
 @pytest.mark.req("F4")

@@ -11,7 +11,6 @@ from tests.kernel.threads.conftest import Agents, write_provider
 from tests.plugins.scripted_model import MODEL, ModelRequest, ScriptedTurn, fail, say, use
 
 from kiwi_mcp.domain.calls import Caller, Principal
-from kiwi_mcp.kernel.threads.rates import RequestRates
 
 pytestmark = pytest.mark.usefixtures("loopback")
 SIZES: Mapping[str, Any] = {"context": 32_768, "max_output": 100}
@@ -293,23 +292,19 @@ async def test_a_child_that_asks_is_seen_at_its_root_and_ends_with_it(agents: Ag
     assert {one["status"] for one in listed["threads"]} == {"cancelled"}
 
 
-async def test_requests_to_a_provider_wait_for_the_next_minute() -> None:
-    now, slept = [0.0], list[float]()
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        now[0] += seconds
-
-    rates = RequestRates(lambda: now[0], sleep)
-    for _ in range(3):
-        await rates.wait("one", 2)
-    await rates.wait("two", 2)
-    await rates.wait("free", 0)
-    assert slept == [60.0]
+def limit_rate(agents: Agents, items: str) -> None:
+    """Let the owner allow one call of some items in a minute."""
+    policy = json.loads((agents.user / "policy.yaml").read_text())
+    rule = {"items": items, "per_minute": 1}
+    (agents.user / "policy.yaml").write_text(json.dumps({**policy, "conditions": [rule]}))
 
 
-async def test_a_provider_names_how_many_requests_it_gets(agents: Agents) -> None:
-    cost(agents, "free", requests_per_minute=1)
+@pytest.mark.parametrize("by", ["the provider", "the owner"])
+async def test_requests_to_a_provider_wait_for_the_next_minute(agents: Agents, by: str) -> None:
+    if by == "the provider":
+        cost(agents, "free", requests_per_minute=1)
+    else:
+        limit_rate(agents, "*/scripted_llm@*")
     agents.directive("study")
     await agents.sign("study")
     agents.model.default = forever()

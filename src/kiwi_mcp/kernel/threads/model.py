@@ -21,6 +21,7 @@ from kiwi_mcp.drivers.llm.provider import ModelChoice
 from kiwi_mcp.kernel.pipeline import permit_model_request
 from kiwi_mcp.kernel.recorder import CallRecord
 from kiwi_mcp.kernel.threads.work import ThreadWork
+from kiwi_mcp.policy.authorize import rates_of
 from kiwi_mcp.store.budget import Refusal, Reservation, settle
 from kiwi_mcp.store.database import Transaction
 from kiwi_mcp.store.receipts import append
@@ -87,7 +88,7 @@ async def _send(
             return work.replies.next()
         plan, secrets = permit_model_request(plan, work.provider, work.model_context())
         async with asyncio.timeout(max(1.0, work.thread.limits.seconds - work.seconds())):
-            await work.rates.wait(choice.provider, choice.requests_per_minute)
+            await _wait_for_rate(work)
             is_sent = True
             return await complete(plan, choice, secrets, collect)
     except TimeoutError as slow:
@@ -105,6 +106,18 @@ async def _send(
         raise
     finally:
         await work.finish_stream()
+
+
+async def _wait_for_rate(work: ThreadWork) -> None:
+    """Wait until the provider and the owner's rules allow one more request in this minute."""
+    provider, allowed = work.choice.provider, work.choice.requests_per_minute
+    limits = {**rates_of(work.model_context().rights, work.provider.tool.identity)}
+    if allowed:
+        limits[f"provider {provider}"] = allowed
+    seconds = 1.0
+    while limits and seconds:
+        _, seconds = await work.stores.do(partial(work.stores.rates.take, limits))
+        await asyncio.sleep(seconds)
 
 
 async def _close_stopped(work: ThreadWork, plan: Plan, reservation: Reservation, text: str, *, is_sent: bool) -> None:

@@ -32,7 +32,7 @@ _STATUSES: tuple[tuple[type[KiwiError], ResultStatus], ...] = (
     (Untrusted, "not_permitted"),
 )
 _BY_CODE: dict[str, ResultStatus] = {"timeout": "timeout", "unavailable": "unavailable"}
-_SHOWN = ("error", "code", "message", "suggestion", "issues", "result", "logs", "exit_code")
+_SHOWN = ("error", "code", "message", "suggestion", "retry_after", "issues", "result", "logs", "exit_code")
 """What a model reads of a failure."""
 _DATA, _INSTRUCTIONS = "data", "instructions"
 

@@ -23,7 +23,6 @@ from kiwi_mcp.engine.inline import run_to_wait
 from kiwi_mcp.kernel.context import Services
 from kiwi_mcp.kernel.threads.cassette import RecordedReplies
 from kiwi_mcp.kernel.threads.loop import advance, stop_turn
-from kiwi_mcp.kernel.threads.rates import RequestRates
 from kiwi_mcp.kernel.threads.start import StartRequest, inherited_hooks, new_thread, unsigned_items
 from kiwi_mcp.kernel.threads.state import PromptStart, rebuild
 from kiwi_mcp.kernel.threads.steps import End, Step, Wait, end, pause
@@ -45,7 +44,6 @@ class ThreadRunner:
         self._tasks: dict[str, asyncio.Task[Step]] = {}
         self._beating: asyncio.Task[None] | None = None
         self._is_closing = False
-        self.rates = RequestRates()
         self._replies: dict[str, RecordedReplies] = {}
         self.is_background = False
         """Whether other processes show what the threads of this one write."""

@@ -38,7 +38,6 @@ from kiwi_mcp.drivers.llm.prices import context_window
 from kiwi_mcp.drivers.llm.provider import ModelChoice, choose_model
 from kiwi_mcp.kernel.context import Context, Services
 from kiwi_mcp.kernel.threads.cassette import RecordedReplies
-from kiwi_mcp.kernel.threads.rates import RequestRates
 from kiwi_mcp.kernel.threads.results import result_of_run
 from kiwi_mcp.kernel.threads.start import grants_of, starter_of
 from kiwi_mcp.kernel.threads.state import PromptStart, ThreadState
@@ -48,6 +47,7 @@ from kiwi_mcp.policy.policy_files import owner_policy
 from kiwi_mcp.store.budget import Budget, Refusal, Reservation
 from kiwi_mcp.store.database import Transaction
 from kiwi_mcp.store.questions import Questions, ask
+from kiwi_mcp.store.rates import Rates
 from kiwi_mcp.store.runs import new_run
 from kiwi_mcp.store.threads import AppendedEvents, ThreadFilter, Threads, append_in
 
@@ -64,7 +64,6 @@ _DELTA_SECONDS = 0.1
 class ThreadHost(Protocol):
     """What runs the threads of this process."""
 
-    rates: RequestRates
     is_background: bool
 
     async def run_hook(self, parent: Thread, child: Thread, start: PromptStart, starter: Caller, key: str) -> Thread:
@@ -81,6 +80,7 @@ class ThreadStores:
         self.threads = Threads(database, owner)
         self.budget = Budget(database)
         self.questions = Questions(database, owner)
+        self.rates = Rates(database, owner)
 
     async def question_of(self, thread_id: str, call_id: str) -> ThreadQuestion | None:
         """Return the question that a call of a thread asked, with its answer if there is one."""
@@ -121,7 +121,6 @@ class ThreadWork:
     ) -> None:
         self.services = services
         self._host = host
-        self.rates = host.rates
         self.stores = stores
         self.thread = thread
         self.starter = starter_of(thread, starter)

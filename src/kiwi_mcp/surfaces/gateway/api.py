@@ -53,7 +53,9 @@ def _endpoint(kernel: VisitedKernel, verb: Verb) -> Endpoint:
         arguments = await _arguments(request)
         # A program sends this with its own token. A model's calls come over MCP and are never direct.
         result = await kernel.call(verb.wire[0], payload_of(verb, arguments), Caller(is_direct=True))
-        return HttpResponse(compact(result.content), status_code=result.http_status, media_type="application/json")
+        wait = result.content.get("retry_after") if result.is_error else None
+        headers = {"Retry-After": str(wait)} if wait else None
+        return HttpResponse(compact(result.content), result.http_status, headers, "application/json")
 
     return answer
 

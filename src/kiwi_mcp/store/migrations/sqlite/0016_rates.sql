@@ -1,0 +1,8 @@
+-- The calls of the last minute that a rate limit counts, shared by all processes.
+
+create table rate_calls (
+  owner text not null,
+  rule text not null,
+  at integer not null
+);
+create index idx_rate_calls on rate_calls (owner, rule, at);
