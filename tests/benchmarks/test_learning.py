@@ -37,7 +37,7 @@ def test_a_history_raises_recall_at_five_and_never_lowers_recall_at_one(learning
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_a_history_also_helps_when_meanings_are_compared(learning: ModuleType, tmp_path: Path) -> None:
     before, after, foreign = compared(learning, learning.DEFAULT, tmp_path)
