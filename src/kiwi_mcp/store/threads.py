@@ -99,6 +99,10 @@ class ThreadFilter(Struct, frozen=True):
     limit: int = 20
 
 
+class JournalGrew(Exception):
+    """Events were appended that the caller has not read."""
+
+
 class AppendedEvents(Struct, frozen=True):
     """The row of a thread after an append, and the events as they were stored."""
 
@@ -263,9 +267,12 @@ class Threads:
         changes: ThreadChanges | None = None,
         *,
         also: Callable[[Transaction], None] | None = None,
+        after: int | None = None,
     ) -> AppendedEvents:
-        """Append events as `append` does, and return them too."""
+        """Append events as `append` does, and return them too. With `after`, that must be the last event so far."""
         with quick_transaction(self._database) as transaction:
+            if after is not None and _latest(transaction, thread).seq != after:
+                raise JournalGrew
             if also is not None:
                 also(transaction)
             return append_in(transaction, thread, events, changes)

@@ -23,7 +23,17 @@ from kiwi_mcp.kernel.threads.limits import at_limit, exceeded
 from kiwi_mcp.kernel.threads.model import ModelRefused, ask_model
 from kiwi_mcp.kernel.threads.results import ResultStatus, failed_result, is_waiting, result_of_answer
 from kiwi_mcp.kernel.threads.start import with_properties
-from kiwi_mcp.kernel.threads.steps import NEXT, Step, Wait, end, pause, unless_continued, wait_for
+from kiwi_mcp.kernel.threads.steps import (
+    NEXT,
+    Step,
+    Wait,
+    complete,
+    end,
+    pause,
+    unless_continued,
+    wait_for,
+    wait_for_message,
+)
 from kiwi_mcp.kernel.threads.work import CONTINUE, START, ThreadWork
 from kiwi_mcp.kernel.verb import Answer
 from kiwi_mcp.manifest.hooks import HookEvent
@@ -50,15 +60,15 @@ async def advance(work: ThreadWork) -> Step:
         return await pause(work)
     if not thread.usage.turns and (step := await unless_permitted(work)):
         return step
-    if state.returned is not None:
+    if state.returned is not None and not state.has_unsent:
         step = await pass_hooks(work, "directive_return", "after_step", "after_complete")
-        return step or await end(work, "completed", "stop", result=state.returned)
+        return step or await complete(work, state.returned)
     if state.pending:
         return await make_calls(work)
     if state.model_seq and (step := await after_turn(work)):
         return step
     if thread.kind == "conversation" and (state.stop in _TURN_ENDS or len(state.messages) == 1):
-        return await wait_for(work, "message")
+        return await wait_for_message(work)
     match state.stop:
         case "end" | "calls":
             return await finish_turn(work)
@@ -132,7 +142,7 @@ async def model_failed(work: ThreadWork, error: KiwiError) -> Step:
         step = await unless_continued(work, f"{key}:{work.state.model_seq}", "ask", question, limit="error")
         return step or NEXT
     if work.thread.kind == "conversation":  # the next message tries it again
-        return await wait_for(work, "message")
+        return await wait_for_message(work)
     return await end(work, "failed", "error", code=error.code, message=f"{error.message} {error.suggestion}".strip())
 
 
@@ -140,7 +150,7 @@ async def finish_turn(work: ThreadWork) -> Step:
     """End the turn of a model that called nothing."""
     if not work.start.outputs:
         step = await pass_hooks(work, "after_complete")
-        return step or await end(work, "completed", "stop", result=work.state.text)
+        return step or await complete(work, work.state.text)
     if work.state.nudges:
         return await end(work, "failed", "error", code="no_return", message="The model ended without `return`.")
     await work.append(NewEvent("injected", {"text": _NUDGE, "is_nudge": True}))

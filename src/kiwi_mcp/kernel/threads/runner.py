@@ -14,7 +14,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import NO_CALLER, PERSON, Caller
-from kiwi_mcp.domain.errors import ApprovalNotFound, KiwiError, PolicyDenied, ThreadEnded, ThreadTaken
+from kiwi_mcp.domain.errors import ApprovalNotFound, KiwiError, LeaseLost, PolicyDenied, ThreadEnded, ThreadTaken
 from kiwi_mcp.domain.json import Json, as_list, as_object, as_text
 from kiwi_mcp.domain.messages import ToolCallPart
 from kiwi_mcp.domain.threads import NewEvent, Thread, ThreadChanges, ThreadEvent, ThreadObserver, unobserved
@@ -33,6 +33,7 @@ _log = logging.getLogger("kiwi")
 _BEAT = 3.0
 """How many seconds pass between two signs of life, which also bring commands of other processes."""
 _MOST_CHILDREN, _MOST = 1_000, 1_000
+_ATTEMPTS = 5
 
 
 class ThreadRunner:
@@ -164,7 +165,14 @@ class ThreadRunner:
             raise ThreadEnded(thread.id, thread.status)
         threads, event = self.stores.threads, NewEvent("injected", {"text": message})
         changes = ThreadChanges(is_tainted=True) if is_tainted else None
-        await self.stores.do(lambda: threads.append(threads.get(thread.id), [event], changes))
+        for attempt in range(_ATTEMPTS):
+            try:
+                await self.stores.do(lambda: threads.append(threads.get(thread.id), [event], changes))
+            except LeaseLost:  # another process took the thread since it was read
+                if attempt + 1 == _ATTEMPTS:
+                    raise
+            else:
+                return
 
     async def pause(self, thread: Thread) -> None:
         """Pause a thread: at once where no process runs it, else before its next step."""

@@ -206,7 +206,7 @@ class ThreadState(Struct):
             self.last_input, self.new_bytes = usage.total, 0
         self.hooked, self.hook_reasons, self.failed_calls = {}, {}, []
         self.hooks_under_way.clear()
-        self.model_failures, self.is_resumed = 0, False
+        self.model_failures, self.is_resumed, self.returned = 0, False, None
         self.pending = {call.id: call for call in calls}
         self.order, self.results, self.began = tuple(self.pending), {}, set()
         made = "\n".join(f"{call.name} {call.arguments}" for call in calls)
@@ -260,6 +260,11 @@ class ThreadState(Struct):
     def _add(self, message: Message) -> None:
         self.messages.append(message)
         self.new_bytes += _size(message)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether a message waits for the next request."""
+        return bool(self.later) or self.messages[-1].role == "user"
 
     def request_messages(self) -> Sequence[Message]:
         """Return the messages of the next request; a call without a result gets one that says so."""

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.threads import FinishReason, NewEvent, ThreadChanges, ThreadStatus, WaitReason
 from kiwi_mcp.kernel.threads.work import ThreadWork
+from kiwi_mcp.store.threads import JournalGrew
 
 
 class Continue(Struct, frozen=True):
@@ -45,13 +46,23 @@ async def end(
     result: Json = None,
     code: str = "",
     message: str = "",
+    is_next: bool = False,
 ) -> End:
     """Append the end of a thread. One that stops early keeps the text of its last reply as a partial result."""
     given = result if result is not None else (work.state.text or None)
     body: JsonObject = {"status": status, "finish_reason": reason, "code": code, "message": message, "result": given}
     changes = ThreadChanges(status=status, result=given, finish_reason=reason, code=code, message=message)
-    await work.append(NewEvent("ended", body), changes=changes)
+    await work.append(NewEvent("ended", body), changes=changes, is_next=is_next)
     return End(status)
+
+
+async def complete(work: ThreadWork, result: Json) -> Step:
+    """End a thread with its result, unless a message came at the last moment: then there is a next step."""
+    try:
+        return await end(work, "completed", "stop", result=result, is_next=True)
+    except JournalGrew:
+        await work.sync()
+        return NEXT
 
 
 async def pause(work: ThreadWork) -> Wait:
@@ -60,11 +71,26 @@ async def pause(work: ThreadWork) -> Wait:
     return Wait("")
 
 
-async def wait_for(work: ThreadWork, reason: WaitReason, *events: NewEvent, made: ThreadChanges = _NO_CHANGES) -> Wait:
+async def wait_for(
+    work: ThreadWork,
+    reason: WaitReason,
+    *events: NewEvent,
+    made: ThreadChanges = _NO_CHANGES,
+    is_next: bool = False,
+) -> Wait:
     """Let a thread wait for something that was asked or started before, or for a message."""
     changes = replace(made, status="waiting", waits_for=reason)
-    await work.append(*events, NewEvent("asked", {"waits_for": reason}), changes=changes)
+    await work.append(*events, NewEvent("asked", {"waits_for": reason}), changes=changes, is_next=is_next)
     return Wait(reason)
+
+
+async def wait_for_message(work: ThreadWork) -> Step:
+    """Let a conversation wait for its next message, unless one has come."""
+    try:
+        return await wait_for(work, "message", is_next=True)
+    except JournalGrew:
+        await work.sync()
+        return NEXT
 
 
 async def unless_continued(

@@ -314,10 +314,14 @@ class ThreadWork:
         *events: NewEvent,
         changes: ThreadChanges | None = None,
         also: Callable[[Transaction], None] | None = None,
+        is_next: bool = False,
     ) -> None:
-        """Append events under the lease, and add them to the state."""
-        changes = self.with_taint(changes)
-        add = partial(self.stores.threads.append_events, self.thread, events, changes, also=also)
+        """Append events under the lease, and add them to the state.
+
+        Those that must come next raise `JournalGrew` where something was appended that this state does not have.
+        """
+        changes, after = self.with_taint(changes), self._seq if is_next else None
+        add = partial(self.stores.threads.append_events, self.thread, events, changes, also=also, after=after)
         made = await self.stores.do(add)
         if made.events[0].seq == self._seq + 1:
             self._take(made.thread, made.events)

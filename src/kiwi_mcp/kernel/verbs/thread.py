@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from kiwi_mcp.domain.threads import (
 )
 from kiwi_mcp.domain.times import iso, now_ms
 from kiwi_mcp.kernel.context import VerbContext
+from kiwi_mcp.kernel.threads.fork import fork_of, turn_at
 from kiwi_mcp.kernel.threads.runner import ThreadRunner, waiting_approvals
 from kiwi_mcp.kernel.threads.start import (
     StartRequest,
@@ -686,6 +687,46 @@ async def cancel_thread(request: ThreadCancelRequest, context: VerbContext) -> T
     if response.status not in ENDED:  # the process that runs it stops it; where that one has died, a worker does
         start_worker(context.services.user)
     return response
+
+
+class ThreadForkRequest(ThreadIdRequest, frozen=True, kw_only=True):
+    """Which thread to fork, after which turn, and how the new one continues."""
+
+    at: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Option("The event that ends a turn, as `thread show` numbers them; the last completed turn otherwise."),
+    ] = None
+    message: Annotated[LongText | None, Option("A message to the model.", "--message", "-m")] = None
+    limits: Limits = field(default_factory=dict)
+    wait: Annotated[bool, Option("Wait until the thread ends or waits for you.")] = False
+
+
+@verb("fork", group="thread", access=ANYONE, needs_receipt=True, asks=True, shows=_result_view)
+async def fork_thread(request: ThreadForkRequest, context: VerbContext) -> ThreadResponse:
+    """Start a new thread from a completed turn of another one, with the same rights and a budget of its own."""
+    thread, made = await fork_at(request.thread_id, request.at, request.limits, context)
+    stores = _stores(context)
+    if request.message:
+        made.append(NewEvent("injected", {"text": request.message}))
+        thread = replace(thread, status="queued", waits_for="", is_tainted=thread.is_tainted or _is_tainted(context))
+    elif thread.waits_for:
+        made.append(NewEvent("asked", {"waits_for": thread.waits_for}))
+    new = await stores.do(partial(stores.threads.create, thread, made))
+    if new.waits_for:
+        return await _shown(new.id, context)
+    return await _continue(new, context, is_waiting=request.wait)
+
+
+async def fork_at(
+    thread_id: str, at: int | None, limits: Mapping[str, Json], context: VerbContext
+) -> tuple[Thread, list[NewEvent]]:
+    """Return the fork of a thread after a turn, with its first events; nothing is stored."""
+    if context.caller.origin.thread:
+        raise PolicyDenied("A thread forks no thread: its budget would be its own.", suggestion="Use `spawn`.")
+    stores = _stores(context)
+    thread = await _own_thread(thread_id, context)
+    events = await stores.do(partial(stores.threads.events, thread.id))
+    return fork_of(thread, events, turn_at(thread, events, at), limits)
 
 
 class ThreadCostsResponse(Response, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from msgspec import to_builtins
+from msgspec import Meta, to_builtins
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import Conflict, InvalidRequest, KiwiError, NotFound, PolicyDenied
@@ -37,12 +37,14 @@ from kiwi_mcp.kernel.verb import (
     LongText,
     NameText,
     Notice,
+    Option,
     Request,
     Response,
     TableRow,
     ViewItem,
     verb,
 )
+from kiwi_mcp.kernel.verbs.thread import fork_at
 from kiwi_mcp.primitives.secrets.key_storage import write_private
 from kiwi_mcp.store.threads import ThreadFilter
 
@@ -85,23 +87,29 @@ async def record_thread(request: ThreadRecordRequest, context: VerbContext) -> T
     return ThreadRecordResponse(thread_id=thread.id, path=request.file, turns=turns, message=message)
 
 
-async def _recorded(thread: Thread, context: VerbContext) -> Cassette:
-    """Return a thread with its children as a cassette."""
+async def _recorded(thread: Thread, context: VerbContext, after: int = 0) -> Cassette:
+    """Return a thread with its children as a cassette; with `after`, only what came after that event."""
     stores = context.services.one(ThreadRunner).stores
     events = await stores.do(partial(stores.threads.events, thread.id))
     wanted = ThreadFilter(parent_id=thread.id, limit=_MOST_CHILDREN)
     children = await stores.do(partial(stores.threads.list, wanted))
     questions = await stores.do(partial(stores.questions.of_thread, thread.id))
     start = rebuild(events).start
+    done = sum(event.kind == "model" for event in events[:after])
+    before = [event.body for event in events[:after]]
+    spawned = {body.get("thread_id") for body in before}
+    asked = {body.get("question_id") for body in before}
     return Cassette(
         format=1,
         item=thread.item,
         inputs=dict(thread.inputs),
         model=thread.model,
         system=start.system if start else "",
-        turns=tuple(turns_of(events)),
-        answers=tuple(one.answer for one in questions if one.kind == "ask" and one.status == "answered"),
-        children=tuple([await _recorded(child, context) for child in reversed(children)]),
+        turns=tuple(turns_of(events))[done:],
+        answers=tuple(
+            one.answer for one in questions if one.kind == "ask" and one.status == "answered" and one.id not in asked
+        ),
+        children=tuple([await _recorded(one, context) for one in reversed(children) if one.id not in spawned]),
         outcome=to_builtins(outcome_of(thread, events)),
     )
 
@@ -110,6 +118,9 @@ class ThreadReplayRequest(Request, frozen=True, kw_only=True):
     """What to replay."""
 
     target: Annotated[LongText, Argument("A thread, or a file that `thread record` wrote.", "THREAD|FILE")]
+    at: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Option("Begin after the turn of a thread that ends with this event.")
+    ] = None
     project_path: LongText | None = None
 
 
@@ -140,10 +151,15 @@ async def replay_thread(request: ThreadReplayRequest, context: VerbContext) -> T
     """Run a recorded thread again: the recorded replies stand in for the model, the tools run."""
     path = Path(request.target)
     if await asyncio.to_thread(path.is_file):
+        if request.at is not None:
+            raise InvalidRequest("A file is replayed from its beginning.", suggestion="Leave out `at`.")
         return await _replayed(path.name, await _read(path), request.project_path, context)
     stores = context.services.one(ThreadRunner).stores
     thread = await stores.do(partial(stores.threads.get, request.target))
-    return await _replayed(thread.id, await _recorded(thread, context), thread.project or None, context)
+    cassette = await _recorded(thread, context, request.at or 0)
+    if request.at is None:
+        return await _replayed(thread.id, cassette, thread.project or None, context)
+    return await _compared(thread.id, cassette, *await fork_at(thread.id, request.at, {}, context), context)
 
 
 async def _read(path: Path) -> Cassette:
@@ -154,10 +170,9 @@ async def _read(path: Path) -> Cassette:
 
 
 async def _replayed(target: str, cassette: Cassette, project: str | None, context: VerbContext) -> ThreadReplayResponse:
-    """Run a cassette as a new thread, and compare; what waits at the end is cancelled."""
+    """Run a cassette as a new thread, and compare."""
     services = context.services
-    runner, catalog = services.one(ThreadRunner), services.catalogs.at(project)
-    stores = runner.stores
+    catalog, stores = services.catalogs.at(project), services.one(ThreadRunner).stores
     thread, start = new_thread(StartRequest(cassette.item, cassette.inputs), services.context(context.caller, catalog))
     if (unknown := unsigned_items(catalog.resolve(thread.item), services.provenance)) and not await stores.was_started(
         thread
@@ -170,8 +185,17 @@ async def _replayed(target: str, cassette: Cassette, project: str | None, contex
         NewEvent("created", {"item": thread.item, "inputs": thread.inputs, "replay_of": target}),
         NewEvent("prompt", to_builtins(start)),
     ]
+    return await _compared(target, cassette, thread, events, context)
+
+
+async def _compared(
+    target: str, cassette: Cassette, thread: Thread, events: Sequence[NewEvent], context: VerbContext
+) -> ThreadReplayResponse:
+    """Run a new thread with recorded replies, and compare how it ends; what waits at the end is cancelled."""
+    runner = context.services.one(ThreadRunner)
+    stores = runner.stores
     # A paused thread is taken by no worker, which would ask the model.
-    made = await stores.do(partial(stores.threads.create, replace(thread, status="paused"), events))
+    made = await stores.do(partial(stores.threads.create, replace(thread, status="paused", waits_for=""), events))
     await _run(made, cassette, context)
     ended = await stores.do(partial(stores.threads.get, made.id))
     journal = await stores.do(partial(stores.threads.events, made.id))
