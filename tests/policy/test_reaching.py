@@ -185,7 +185,7 @@ def test_a_secret_file_is_hidden_at_any_depth(space: Space) -> None:
 def test_many_files_hide_no_near_secret_and_unscanned_depth_is_reported(
     space: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kiwi_mcp.policy.path_rules.MOST_ENTRIES", 3)
+    monkeypatch.setattr("kiwi_mcp.policy.needs.MOST_ENTRIES", 3)
     put(space.project, "docs/1/2/3/.env", "docs/1/2/3/4/5/.env")
 
     given = reach(Needs(read=("docs",)), Rights(), space)
@@ -193,7 +193,7 @@ def test_many_files_hide_no_near_secret_and_unscanned_depth_is_reported(
     assert str(space.project / "docs/1/2/3/.env") in given.hidden
     assert str(space.project / "docs/1/2/3/4/5/.env") not in given.hidden
     assert "deeper than 4 folders" in given.warnings[0]
-    monkeypatch.setattr("kiwi_mcp.policy.path_rules._MOST_NEAR", 3)
+    monkeypatch.setattr("kiwi_mcp.policy.needs._MOST_NEAR", 3)
     assert "too many" in refusal(Needs(read=("docs",)), Rights(), space)
 
 

@@ -20,13 +20,12 @@ from kiwi_mcp.domain.json import JsonObject, as_list, as_object
 from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord
 from kiwi_mcp.kernel.verb import SearchRequest
 from kiwi_mcp.kernel.verbs.search import card_sources, find
-from kiwi_mcp.search import index_file, source_index
+from kiwi_mcp.search import index_file, indexes
 from kiwi_mcp.search.index import CardIndex
 from kiwi_mcp.search.index_file import seal
-from kiwi_mcp.search.indexes import SearchIndexes
+from kiwi_mcp.search.indexes import SearchIndexes, SearchView
 from kiwi_mcp.search.port import Encoder, Filter
 from kiwi_mcp.search.ranking import rank
-from kiwi_mcp.search.view import SearchView
 from kiwi_mcp.store.mcp_definitions import McpDefinitions
 from kiwi_mcp.store.open import open_database
 
@@ -39,8 +38,8 @@ COUNT = MIN_CARDS + 10
 @pytest.fixture(autouse=True)
 def small_index(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let an index of a hundred cards count as large."""
-    monkeypatch.setattr(source_index, "MIN_CARDS", MIN_CARDS)
-    monkeypatch.setattr(source_index, "_SAMPLE", 50)
+    monkeypatch.setattr(indexes, "MIN_CARDS", MIN_CARDS)
+    monkeypatch.setattr(indexes, "_SAMPLE", 50)
 
 
 def tool(number: int, said: str = "bill") -> Definition:
@@ -243,10 +242,10 @@ def test_an_index_of_removed_items_finds_nothing(
 def test_an_index_over_the_limit_is_not_saved(
     space: Space, store: McpDefinitions, encoder: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source_index, "MAX_CARDS", COUNT - 1)
+    monkeypatch.setattr(indexes, "MAX_CARDS", COUNT - 1)
     settled(SearchIndexes(load=lambda: encoder), Catalog(space, definitions=lambda: store))
     assert not (space.cache / "search").exists()
-    monkeypatch.setattr(source_index, "MAX_CARDS", COUNT)
+    monkeypatch.setattr(indexes, "MAX_CARDS", COUNT)
     settled(SearchIndexes(load=lambda: encoder), Catalog(space, definitions=lambda: store))
     assert len([*(space.cache / "search").iterdir()]) == 1
 

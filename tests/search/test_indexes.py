@@ -17,10 +17,9 @@ from kiwi_mcp.domain.cards import CardFeatures
 from kiwi_mcp.domain.items import Source
 from kiwi_mcp.kernel.verbs.search import card_sources
 from kiwi_mcp.search.encoder import encoder_name
-from kiwi_mcp.search.indexes import SearchIndexes
+from kiwi_mcp.search.indexes import SearchIndexes, SearchView
 from kiwi_mcp.search.port import Encoder, Filter, Floats, Hit
 from kiwi_mcp.search.ranking import rank
-from kiwi_mcp.search.view import SearchView
 
 OWN: tuple[Source, ...] = ("project", "user")
 

@@ -15,7 +15,6 @@ from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.kernel.context import recall_access
 from kiwi_mcp.kernel.store import Store
-from kiwi_mcp.search.features import SIZE
 from kiwi_mcp.search.port import Floats
 from kiwi_mcp.search.query import parse_query
 from kiwi_mcp.search.recall import RecallWorker
@@ -31,6 +30,7 @@ from kiwi_mcp.search.recall_log import (
     storable_part,
     storable_text,
 )
+from kiwi_mcp.search.segment import SIZE
 from kiwi_mcp.store.registry.registry import Registry
 
 Ask = Callable[..., Answer]

@@ -16,20 +16,19 @@ import pytest
 from kiwi_mcp.domain.cards import Card
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.registry import Actor, ReleaseFile, VersionInfo, VersionName
-from kiwi_mcp.search.features import SIZE
 from kiwi_mcp.search.index import CardIndex
 from kiwi_mcp.search.port import FeatureStorage, Floats
 from kiwi_mcp.search.query import CardPool, parse_query
 from kiwi_mcp.search.ranking import rank
+from kiwi_mcp.search.segment import SIZE
 from kiwi_mcp.search.server_index import fill, find_candidates, model_of
 from kiwi_mcp.search.tokens import words
 from kiwi_mcp.store.database import Database
 from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.registry.registry import Registry
 from kiwi_mcp.store.registry.release_check import CheckedRelease
-from kiwi_mcp.store.search_index.candidates import PostgresSearch, TermCounts
 from kiwi_mcp.store.search_index.feature_cache import FeatureCache
-from kiwi_mcp.store.search_index.index_writer import Embeddings
+from kiwi_mcp.store.search_index.postgres_search import Embeddings, PostgresSearch, TermCounts
 
 ACTOR = Actor("ann", ("team", "public"))
 YAML = b"tool_id: x\nversion: 1.0.0\n"

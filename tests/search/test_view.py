@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from kiwi_mcp.domain.cards import Card
-from kiwi_mcp.search.view import LocationSummary, describe_locations, list_names
+from kiwi_mcp.search.indexes import LocationSummary, describe_locations, list_names
 
 
 def card(name: str, server: str = "", category: str = "") -> Card:
@@ -36,7 +36,7 @@ def test_unchanged_cards_are_not_counted_again(monkeypatch: pytest.MonkeyPatch) 
         read.append(len(known))
         return describe_locations(known)
 
-    monkeypatch.setattr("kiwi_mcp.search.view.describe_locations", counted)
+    monkeypatch.setattr("kiwi_mcp.search.indexes.describe_locations", counted)
     homes, more = LocationSummary(), (card("post", "inbox"),)
     assert homes.of([MAIL]) == homes.of([MAIL]) == " Here: servers `outbox`; categories `maps`."
     assert homes.of([MAIL, more]) == " Here: servers `inbox`, `outbox`; categories `maps`."

@@ -19,8 +19,15 @@ from kiwi_mcp.store.open import connect_to, open_database
 from kiwi_mcp.store.registry.registry import Registry
 from kiwi_mcp.store.registry.release_check import CheckedRelease
 from kiwi_mcp.store.registry.rows import FIRST_ID
-from kiwi_mcp.store.search_index.candidates import CandidateFilter, PostgresSearch, choose_lexemes, lexemes_of, strong
-from kiwi_mcp.store.search_index.index_writer import Embeddings, IndexedVersion
+from kiwi_mcp.store.search_index.postgres_search import (
+    CandidateFilter,
+    Embeddings,
+    IndexedVersion,
+    PostgresSearch,
+    choose_lexemes,
+    lexemes_of,
+    strong,
+)
 
 ANN = Actor("ann", ("team", "public"))
 BOB = Actor("bob", ("other", "public"))

@@ -22,7 +22,7 @@ from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
 from kiwi_mcp.manifest.json_schema import faults, schema_faults
 from kiwi_mcp.manifest.names import did_you_mean
-from kiwi_mcp.policy.path_rules import anchored
+from kiwi_mcp.policy.needs import anchored
 from kiwi_mcp.primitives.http.addresses import PORTS, host_port
 
 

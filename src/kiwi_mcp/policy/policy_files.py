@@ -21,7 +21,7 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.yaml import read_yaml
 from kiwi_mcp.policy.authorize import read_conditions
-from kiwi_mcp.policy.path_rules import is_pattern, plain_path
+from kiwi_mcp.policy.needs import is_pattern, plain_path
 from kiwi_mcp.store.budget import DayLimits
 
 NAMED = ("verbs", "items", "hosts", "commands", "variables", "spawn")

@@ -13,9 +13,8 @@ from time import monotonic
 from typing import NamedTuple
 
 from kiwi_mcp.domain.cards import Card, CardFeatures
-from kiwi_mcp.search.features import digest_of, is_sound, pack_vectors, passage_of, words_of
 from kiwi_mcp.search.port import Encoder, FeatureStorage
-from kiwi_mcp.search.segment import Segment, merge
+from kiwi_mcp.search.segment import Segment, digest_of, is_sound, merge, pack_vectors, passage_of, words_of
 
 Key = tuple[str, str]
 _AT_ONCE, _AT_ONCE_CHARACTERS = 64, 50_000

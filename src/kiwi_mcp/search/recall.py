@@ -1,4 +1,4 @@
-"""Remembered queries of each actor: read, written and encoded in the background.
+"""Remembered queries of each actor: how similar they are, and how they are stored in the background.
 
 A search does not wait for a query to be stored or encoded, and works even if the store cannot be used.
 """
@@ -6,21 +6,212 @@ A search does not wait for a query to be stored or encoded, and works even if th
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from math import log
 from typing import NamedTuple
+
+import numpy as np
+from msgspec import Struct
 
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.search.encoder import encoder_name, load_encoder
-from kiwi_mcp.search.features import pack_vectors
-from kiwi_mcp.search.port import Encoder
+from kiwi_mcp.search.port import Encoder, Floats
 from kiwi_mcp.search.query import ParsedQuery
-from kiwi_mcp.search.recall_index import RecallIndex, RecallMatches, is_encoded_by, is_same, item_of
 from kiwi_mcp.search.recall_log import RecallAccess, SearchIntent, storable_part
+from kiwi_mcp.search.segment import SIZE, Slots, pack_vectors, unpack_vectors
+from kiwi_mcp.search.tokens import COMMON, stem, words
 from kiwi_mcp.search.worker import BackgroundWorker
 from kiwi_mcp.store.search_index.recall import RecallEntry
+
+_WHOLE = 0.5
+"""The weight of the whole query against its best clause."""
+_MEANING, _OVERLAP = 0.9, 0.09
+"""The weights of similarity in meaning, and of shared words, for the similarity of two queries."""
+_WORDS = 1.8
+"""The weight of shared words without vectors: two queries for the same thing share about half of their words."""
+_READ = 0.75
+"""The weight of a use that only read an item."""
+_LIFT, _LIFT_BY_EACH, _MOST = 0.35, 0.025, 10
+"""How far an item is lifted towards the similarity: by any query, and by each; at most `_MOST` count."""
+_AGAIN, _ASKED_AGAIN = 0.95, 0.9
+"""The similarity from which a query counts as repeated, and how far it lifts then."""
+_BEHIND = 0.5
+"""How much less a query counts for its distance to the most similar one."""
+_COUNTS, _FOUND = 0.2, 0.4
+"""The minimum similarity that counts, and the one from which an item is found by recall alone."""
+_SURE = 0.8
+"""The similarity from which an item may pass a better one that was never used."""
+_STEP = 0.001
+"""The distance that other items keep behind it."""
+_PLAIN = 0.25
+"""Below this score, recalled items need not stay behind an item."""
+_COARSE, _MAX_COMPARED = 32, 600
+"""How many coordinates are used to choose queries for exact comparison, and how many are chosen."""
+_FEW = 100
+"""With fewer queries than this, it is unknown which words are rare."""
+_NOTHING = 1e-6
+_SAME = 0.8
+"""The share of common words from which two queries are the same."""
+
+
+class RecallMatch(NamedTuple):
+    """The similarity of a query to the most similar one after which an item was used, and its effect."""
+
+    alike: float
+    pull: float
+    """The score that the item is lifted towards, and how far."""
+    lift: float
+    is_sure: bool
+    """Whether the item may pass one that was never used."""
+
+    def lifted(self, score: float, first: float) -> float:
+        """Return the lifted score of the item, which is never lower.
+
+        `first` is a score that it passes only if the match is sure.
+        """
+        lifted = score + self.lift * max(0.0, self.pull - score)
+        return lifted if self.is_sure or lifted <= first else max(score, first - _STEP * (1 - lifted))
+
+
+class RecallMatches(Struct, frozen=True):
+    """What is remembered of queries similar to one."""
+
+    items: Mapping[str, RecallMatch]
+    used: AbstractSet[str]
+    """All items with any remembered query."""
+
+    def to_pass(self, first: str, score: float) -> float:
+        """Return the score that a recalled item passes only if sure; `first` is the best item without recall."""
+        return score if first not in self.used and score >= _PLAIN else 1.0
+
+    @property
+    def found(self) -> Sequence[str]:
+        """The items that are found by recall alone, the best first."""
+        found = [item for item, known in self.items.items() if known.alike >= _FOUND]
+        return sorted(found, key=lambda item: -self.items[item].alike)
+
+
+class RecallIndex:
+    """Remembered queries in arrays; it never changes, so several threads may use it."""
+
+    def __init__(self, entries: Sequence[RecallEntry], encoder: str = "") -> None:
+        self._items = [*dict.fromkeys(entry.item for entry in entries)]
+        self._used = frozenset(self._items)
+        places = {item: place for place, item in enumerate(self._items)}
+        self._item = np.array([places[entry.item] for entry in entries], np.int32)
+        self._worth = np.array([1.0 if entry.is_run else _READ for entry in entries], np.float32)
+        self._read_words([stems_of(entry.request) for entry in entries])
+        known = [is_encoded_by(entry, encoder) for entry in entries]
+        self._is_encoded = np.array(known, bool)
+        packed = b"".join(
+            entry.vector if has_vector else bytes(SIZE) for entry, has_vector in zip(entries, known, strict=True)
+        )
+        self._packed = np.frombuffer(packed, np.uint8).reshape(-1, SIZE)
+        self._coarse = np.ascontiguousarray(unpack_vectors(packed)[:, :_COARSE])
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all queries have vectors."""
+        return bool(self._is_encoded.all())
+
+    def recall(self, query: ParsedQuery) -> RecallMatches:
+        """Return what is remembered of similar queries."""
+        overlap = _joined(np.stack([self._overlap({stem(word) for word in counted}) for counted in query.counted]))
+        slots = self._likely(query, overlap)
+        alike, same = self._likeness(query, slots, overlap[slots])
+        items, worth, count = self._item[slots], self._worth[slots], len(self._items)
+        best, most = np.zeros(count, np.float32), np.zeros(count, np.float32)
+        np.maximum.at(best, items, worth * alike)
+        np.maximum.at(most, items, worth * same)
+        counts = np.bincount(items[worth * alike >= _COUNTS], minlength=count)
+        pull = best - _BEHIND * (best.max(initial=0) - best)
+        lift = _LIFT + _LIFT_BY_EACH * np.minimum(counts, _MOST)
+        lift += (_ASKED_AGAIN - lift) * np.clip((most - _SURE) / (_AGAIN - _SURE), 0, 1)
+        found = (best >= _COUNTS).nonzero()[0]
+        known = (each[found].tolist() for each in (best, pull, lift, most >= _SURE))
+        return RecallMatches(
+            dict(zip([self._items[one] for one in found], map(RecallMatch, *known), strict=True)), self._used
+        )
+
+    def _likely(self, query: ParsedQuery, overlap: Floats) -> Slots:
+        """Return the queries that are compared exactly."""
+        if len(overlap) <= _MAX_COMPARED:
+            return np.arange(len(overlap), dtype=np.int32)
+        rough = overlap
+        if query.vectors is not None:
+            seems = _joined(query.vectors[:, :_COARSE] @ self._coarse.T)
+            rough = np.where(self._is_encoded, np.maximum(seems, overlap), overlap)
+        slots = (rough >= _COUNTS / _WORDS).nonzero()[0].astype(np.int32)
+        return (
+            slots[np.argpartition(rough[slots], -_MAX_COMPARED)[-_MAX_COMPARED:]]
+            if len(slots) > _MAX_COMPARED
+            else slots
+        )
+
+    def _likeness(self, query: ParsedQuery, slots: Slots, overlap: Floats) -> tuple[Floats, Floats]:
+        """Return the similarity of some queries, and how much they are the same."""
+        by_words = np.minimum(_WORDS * overlap, 1)
+        if query.vectors is None:
+            return by_words, overlap
+        near = _joined(query.vectors @ unpack_vectors(self._packed[slots].tobytes()).T)
+        by_meaning = np.clip(_MEANING * near + _OVERLAP * overlap, 0, 1)
+        is_encoded = self._is_encoded[slots]
+        return np.where(is_encoded, by_meaning, by_words), np.where(is_encoded, by_meaning, overlap)
+
+    def _overlap(self, stems: AbstractSet[str]) -> Floats:
+        """Return the share of words that each remembered query has in common with others; rare words count more."""
+        shared = np.zeros(len(self._item), np.float32)
+        unknown = self._rarity_of(0)
+        for one in stems:
+            if (slots := self._holding.get(one)) is not None:
+                shared[slots] += np.float32(self._rarity[one])
+        asked = sum(self._rarity.get(one, unknown) for one in stems)
+        return np.asarray(2 * shared / np.maximum(self._weight + asked, _NOTHING), np.float32)
+
+    def _rarity_of(self, held: int) -> float:
+        return log(1 + (max(len(self._item), _FEW) - held + 0.5) / (held + 0.5))
+
+    def _read_words(self, stems: Sequence[AbstractSet[str]]) -> None:
+        counts = Counter(one for some in stems for one in some)
+        self._rarity = {one: self._rarity_of(held) for one, held in counts.items()}
+        self._weight = np.array([sum(self._rarity[one] for one in some) for some in stems], np.float32)
+        slots: dict[str, list[int]] = {}
+        for slot, some in enumerate(stems):
+            for one in some:
+                slots.setdefault(one, []).append(slot)
+        self._holding = {one: np.array(held, np.int32) for one, held in slots.items()}
+
+
+def item_of(identity: str) -> str:
+    """Return the full name of an item without its version."""
+    return identity.partition("@")[0]
+
+
+def stems_of(query: str) -> frozenset[str]:
+    """Return the stems of a query."""
+    written = words(query)
+    return frozenset(stem(word) for word in written if word not in COMMON) or frozenset(map(stem, written))
+
+
+def is_same(one: str, other: str) -> bool:
+    """Whether two queries are so similar that one of them need not be stored."""
+    mine, theirs = stems_of(one), stems_of(other)
+    return len(mine & theirs) >= _SAME * len(mine | theirs)
+
+
+def _joined(rows: Floats) -> Floats:
+    whole, parts = rows[0], rows[1:]
+    return np.asarray(_WHOLE * whole + (1 - _WHOLE) * parts.max(axis=0) if len(parts) else whole, np.float32)
+
+
+def is_encoded_by(entry: RecallEntry, encoder: str) -> bool:
+    """Whether an entry has an intact vector of an encoder."""
+    return bool(encoder) and entry.encoder == encoder and len(entry.vector) == SIZE
+
 
 _WAIT = 0.1
 """How many seconds the first search waits for what is remembered."""

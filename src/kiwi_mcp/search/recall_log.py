@@ -26,8 +26,7 @@ from kiwi_mcp.store.search_index.recall import RecallEntry, RecallStore
 
 if TYPE_CHECKING:
     from kiwi_mcp.search.query import ParsedQuery
-    from kiwi_mcp.search.recall import RecallWorker
-    from kiwi_mcp.search.recall_index import RecallMatches
+    from kiwi_mcp.search.recall import RecallMatches, RecallWorker
 
 MAX_LENGTH = 300
 """How many characters of a query are stored."""

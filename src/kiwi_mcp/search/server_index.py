@@ -13,14 +13,28 @@ from kiwi_mcp.domain.cards import Card, CardFeatures, card_of_version
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.registry import VersionInfo
 from kiwi_mcp.search.encoder import encoder_name
-from kiwi_mcp.search.features import digest_of, is_sound, pack_vectors, passage_of, unpack_words, words_of
 from kiwi_mcp.search.index import IndexProgress
 from kiwi_mcp.search.port import Encoder, Filter, PublishedItems
 from kiwi_mcp.search.query import ParsedQuery
-from kiwi_mcp.search.segment import Segment, impacts_of
+from kiwi_mcp.search.segment import (
+    Segment,
+    digest_of,
+    impacts_of,
+    is_sound,
+    pack_vectors,
+    passage_of,
+    unpack_words,
+    words_of,
+)
 from kiwi_mcp.search.tokens import expand_terms, idf, word_weight
-from kiwi_mcp.store.search_index.candidates import EVERYTHING, CandidateFilter, PostgresSearch, TermCounts
-from kiwi_mcp.store.search_index.index_writer import Embeddings, IndexedVersion
+from kiwi_mcp.store.search_index.postgres_search import (
+    EVERYTHING,
+    CandidateFilter,
+    Embeddings,
+    IndexedVersion,
+    PostgresSearch,
+    TermCounts,
+)
 
 _USUAL = np.array([3, 2, 12, 3, 12], np.float32)
 """The usual lengths of the fields of a card, for when not all cards are at hand."""

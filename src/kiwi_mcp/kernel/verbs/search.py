@@ -42,13 +42,12 @@ from kiwi_mcp.kernel.verb import (
 )
 from kiwi_mcp.search.encoder import load_encoder
 from kiwi_mcp.search.index_file import DamagedIndex
-from kiwi_mcp.search.indexes import SearchIndexes
+from kiwi_mcp.search.indexes import SearchIndexes, SearchView, describe_locations, list_names
 from kiwi_mcp.search.port import Encoder, Filter, Hit, MatchReason, PublishedItems, sort_hits
 from kiwi_mcp.search.query import CardPool, ParsedQuery
 from kiwi_mcp.search.ranking import RankedHits, near_misses, rank
-from kiwi_mcp.search.recall_index import RecallMatches
+from kiwi_mcp.search.recall import RecallMatches
 from kiwi_mcp.search.tokens import words
-from kiwi_mcp.search.view import SearchView, describe_locations, list_names
 from kiwi_mcp.store.search_index.feature_cache import FeatureCache
 
 SOURCES: Mapping[str, tuple[Source, ...]] = MappingProxyType(

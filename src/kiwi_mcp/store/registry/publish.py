@@ -1,13 +1,15 @@
-"""Releases in, immutable versions out, one transaction."""
+"""What changes a registry: publishing, yank, deprecation, visibility, and the hash-chained log of it all."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from itertools import islice
+from itertools import groupby, islice
+from typing import Literal, TypeAlias, cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import (
     ArtifactRefused,
@@ -15,10 +17,13 @@ from kiwi_mcp.domain.errors import (
     InvalidRequest,
     MissingLink,
     NamespaceDenied,
+    ToolNotFound,
     VersionConflict,
+    VersionNotFound,
+    listing,
 )
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.json import as_text
+from kiwi_mcp.domain.json import as_text, canonical
 from kiwi_mcp.domain.names import Version
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.registry import (
@@ -28,6 +33,7 @@ from kiwi_mcp.domain.registry import (
     Op,
     Pin,
     PublishResult,
+    RegistryEvent,
     Release,
     StatusNote,
     VersionName,
@@ -36,25 +42,99 @@ from kiwi_mcp.domain.registry import (
     is_same_content,
 )
 from kiwi_mcp.domain.times import moment
-from kiwi_mcp.store.database import Database, Transaction, Value
-from kiwi_mcp.store.registry import log
-from kiwi_mcp.store.registry.files import FILE_COLUMNS, column_json, file_rows, is_stated, manifest_text, store_blobs
-from kiwi_mcp.store.registry.release_check import MAX_ISSUES, MAX_LINKS, CheckedRelease, order, require_checked
+from kiwi_mcp.store.database import Database, Row, Transaction, Value
+from kiwi_mcp.store.registry.release_check import (
+    MAX_ISSUES,
+    MAX_LINKS,
+    CheckedRelease,
+    bad_text,
+    bad_time,
+    bad_visibility,
+    order,
+    require_checked,
+)
 from kiwi_mcp.store.registry.rows import (
+    FILE_COLUMNS,
     ItemRow,
     PublishedRows,
     SealedVersion,
     VersionRank,
     VisibilityFilter,
     chunks,
+    column_json,
+    file_rows,
     filled,
+    is_stated,
     item_columns,
     latest_of,
     look_up,
+    manifest_text,
     new_id,
     placeholders,
+    store_blobs,
     update_item,
+    update_latest,
 )
+
+_LOG_COLUMNS = (
+    "seq", "op", "namespace", "tool_id", "version", "content_hash", "closure_hash", "actor", "reason", "created_at",
+    "prev_hash", "hash",
+)  # fmt: skip
+_LOG_PAGE = "select * from registry_log where seq > ? order by seq limit 1000"
+_FIRST = "-"
+"""What the first entry has in place of a hash before it."""
+
+
+class LogEntry(Struct, frozen=True):
+    """One change, not yet numbered."""
+
+    op: Op
+    name: VersionName
+    digest: str
+    closure: str
+    at: str
+    reason: str = ""
+
+
+def append_log(transaction: Transaction, actor: str, entries: Iterable[LogEntry]) -> None:
+    """Append entries to the log. The transaction keeps other writers out until it ends."""
+    last = transaction.read("select seq, hash from registry_log order by seq desc limit 1")
+    seq, before = (int(str(last[0][0])), str(last[0][1])) if last else (0, _FIRST)
+    rows = []
+    for seq, entry in enumerate(entries, seq + 1):  # noqa: B020 - numbered on from the last one
+        name = entry.name
+        values: list[Value] = [
+            seq, entry.op, name.namespace, name.tool_id, name.version, entry.digest, entry.closure, actor, entry.reason,
+            entry.at, before,
+        ]  # fmt: skip
+        before = _log_hash(values)
+        rows.append((*values, before))
+    transaction.insert("registry_log", _LOG_COLUMNS, rows)
+
+
+def broken_log(database: Database) -> Iterator[Issue]:
+    """Yield where the log is not what was written: an entry changed, missing or added."""
+    expected, before = 1, _FIRST
+    while page := database.read(_LOG_PAGE, (expected - 1,)):
+        for row in page:
+            if fault := _log_fault(row, expected, before):
+                fix = "Compare it with a remote or a backup: nothing before this entry was changed."
+                yield Issue(f"log entry {expected}", fault, fix)
+                return
+            expected, before = expected + 1, str(row[-1])
+
+
+def _log_fault(row: Row, expected: int, before: str) -> str:
+    if row[0] != expected:
+        return f"it is missing; the next one is {row[0]!s}"
+    if row[-2] != before:
+        return "it does not follow the entry before it"
+    return "" if _log_hash(row[:-1]) == row[-1] else "it was changed after it was written"
+
+
+def _log_hash(values: Sequence[Value]) -> str:
+    return f"sha256:{sha256(canonical(cast('Sequence[str | int]', values))).hexdigest()}"
+
 
 _TYPE = lazy_pattern(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
 _NUL = lazy_pattern(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -291,7 +371,7 @@ def _write(
     for tool, one in latest.items():
         if stored.standings.get(tool):
             update_item(transaction, database, tool, one.draft.name.version, one.draft.release.manifest, now)
-    log.append(transaction, actor, _entries(sealings, now))
+    append_log(transaction, actor, _entries(sealings, now))
 
 
 def _choose(stored: PublishedRows, sealings: Sequence[NewVersion]) -> Mapping[str, NewVersion]:
@@ -354,11 +434,153 @@ def _status_values(note: StatusNote | None, now: str) -> tuple[Value, Value]:
     return (moment(note.at or now), note.reason) if note else (None, None)
 
 
-def _entries(sealings: Sequence[NewVersion], now: str) -> Iterator[log.LogEntry]:
+def _entries(sealings: Sequence[NewVersion], now: str) -> Iterator[LogEntry]:
     op: Op
     for one in sealings:
         draft, row = one.draft, one.row
-        yield log.LogEntry("publish", draft.name, row.digest, row.closure, now)
+        yield LogEntry("publish", draft.name, row.digest, row.closure, now)
         for op, note in (("yank", draft.release.yanked), ("deprecate", draft.release.deprecated)):
             if note is not None:
-                yield log.LogEntry(op, draft.name, row.digest, row.closure, moment(note.at or now), note.reason)
+                yield LogEntry(op, draft.name, row.digest, row.closure, moment(note.at or now), note.reason)
+
+
+StatusOp: TypeAlias = Literal["yank", "unyank", "deprecate", "undeprecate"]
+
+_SET: Mapping[StatusOp, str] = {
+    "yank": "update tool_versions set yanked_at = ?, yanked_reason = ? where yanked_at is null and id = ?",
+    "unyank": "update tool_versions set yanked_at = ?, yanked_reason = ? where yanked_at is not null and id = ?",
+    "deprecate": "update tool_versions set deprecated_at = ?, deprecated_reason = ?"
+    " where deprecated_at is null and id = ?",
+    "undeprecate": "update tool_versions set deprecated_at = ?, deprecated_reason = ?"
+    " where deprecated_at is not null and id = ?",
+}
+_HERE = "select 1 from tools where namespace = ? and tool_id = ?"
+_ITEM = "select t.id, t.visibility from tools t where t.namespace = ? and t.tool_id = ? and $sees"
+_VERSIONS = """select id, version, content_hash, closure_hash from tool_versions where tool_id = ?
+order by version_key desc"""
+_STANDS_ON = """select v.version, et.namespace, et.tool_id, e.version
+from tool_versions v cross join tool_versions e cross join tools et
+where v.tool_id = ? and e.id = v.executor_version_id and et.id = e.tool_id and et.visibility = 'private' limit 1"""
+_STOOD_ON = """select 1 from tool_versions e cross join tool_versions v cross join tools t
+where e.tool_id = ? and v.executor_version_id = e.id and t.id = v.tool_id
+and t.id <> e.tool_id and (t.visibility <> 'private' or t.namespace <> ?) limit 1"""
+
+
+class StatusRow(Struct, frozen=True):
+    """A version with a status that the actor may change."""
+
+    tool: str
+    id: str
+    name: VersionName
+    digest: str
+    closure: str
+
+
+def set_status(
+    database: Database, sight: VisibilityFilter, names: Sequence[VersionName], op: StatusOp, *, reason: str, at: str
+) -> None:
+    """Set or clear a status of versions. Versions that already have it stay as they are."""
+    with database.transaction() as transaction:
+        _set_status(transaction, database, sight, names, op, reason=reason, at=at)
+
+
+def apply_visibilities(
+    transaction: Transaction, sight: VisibilityFilter, events: Sequence[RegistryEvent]
+) -> Sequence[RegistryEvent]:
+    """Apply the visibility events to items that are stored already, and return the remaining events."""
+    rest = []
+    for event in events:
+        name = event.name
+        if event.op == "visibility" and transaction.read(_HERE, name.item):
+            _set_visibility(transaction, sight, name, event.reason)
+        else:
+            rest.append(event)
+    return rest
+
+
+def replay_status(
+    transaction: Transaction, database: Database, sight: VisibilityFilter, events: Sequence[RegistryEvent]
+) -> None:
+    """Repeat status events of another registry, in their order."""
+    for (op, reason, at), group in groupby(events, key=lambda event: (event.op, event.reason, event.at)):
+        names = [event.name for event in group]
+        match op:
+            case "visibility":
+                for name in names:
+                    _set_visibility(transaction, sight, name, reason)
+            case "yank" | "unyank" | "deprecate" | "undeprecate":
+                _set_status(transaction, database, sight, names, op, reason=reason, at=at)
+
+
+def _set_status(
+    transaction: Transaction,
+    database: Database,
+    sight: VisibilityFilter,
+    names: Sequence[VersionName],
+    op: StatusOp,
+    *,
+    reason: str,
+    at: str,
+) -> None:
+    if op not in _SET:
+        raise InvalidRequest(f"{str(op)[:64]!r} cannot be done to a version.", suggestion=f"Use {', '.join(_SET)}.")
+    _refuse_issues([*bad_text(reason, "reason"), *bad_time(at, "at")])
+    now, is_set = moment(), op in {"yank", "deprecate"}
+    time = moment(at or now)
+    found = [_find_version(transaction, sight, name) for name in names]
+    values = (time, reason) if is_set else (None, None)
+    changed = [one for one in found if transaction.write(_SET[op], (*values, one.id))]
+    for tool in {one.tool: None for one in changed}:
+        update_latest(transaction, database, tool, now)
+    entries = [LogEntry(op, one.name, one.digest, one.closure, time, reason) for one in changed]
+    append_log(transaction, sight.actor.name, entries)
+
+
+def _set_visibility(transaction: Transaction, sight: VisibilityFilter, name: VersionName, visibility: str) -> None:
+    _refuse_issues([*bad_visibility(visibility)])
+    tool, current = _find_item(transaction, sight, name)
+    if current == visibility:
+        return
+    _check_sight(transaction, tool, name, visibility)
+    now = moment()
+    transaction.write("update tools set visibility = ?, updated_at = ? where id = ?", (visibility, now, tool))
+    entry = LogEntry("visibility", replace(name, version=""), "", "", now, visibility)
+    append_log(transaction, sight.actor.name, [entry])
+
+
+def _refuse_issues(issues: Sequence[Issue]) -> None:
+    if issues:
+        raise InvalidRequest(listing("The request has", issues), suggestion=issues[0].fix)
+
+
+def _find_version(transaction: Transaction, sight: VisibilityFilter, name: VersionName) -> StatusRow:
+    tool, _ = _find_item(transaction, sight, name)
+    rows = cast("list[tuple[str, str, str, str]]", transaction.read(_VERSIONS, (tool,)))
+    for id_, version, digest, closure in rows:
+        if version == name.version:
+            return StatusRow(tool, id_, name, digest, closure)
+    raise VersionNotFound(name.tool_id, name.version, found=[row[1] for row in rows])
+
+
+def _find_item(transaction: Transaction, sight: VisibilityFilter, name: VersionName) -> tuple[str, str]:
+    """Return an item's id and visibility. For actors who cannot see it, it does not exist."""
+    rows = transaction.read(filled(_ITEM, sees=sight.named), (*name.item, *sight.members))
+    if not rows:
+        raise ToolNotFound(name.tool_id)
+    if not sight.actor.is_member(name.namespace):
+        raise NamespaceDenied(name.namespace, namespaces=sight.actor.namespaces)
+    ((tool, visibility),) = cast("list[tuple[str, str]]", rows)
+    return tool, visibility
+
+
+def _check_sight(transaction: Transaction, tool: str, name: VersionName, visibility: str) -> None:
+    """Refuse a visibility that would show an item to actors who cannot see its executor."""
+    if visibility == "private":
+        if transaction.read(_STOOD_ON, (tool, name.namespace)):
+            raise InvalidRequest(
+                f"{'/'.join(name.item)} cannot become private: published versions that others see depend on it.",
+                suggestion="Make it unlisted, which keeps it out of lists and searches.",
+            )
+    elif rows := transaction.read(_STANDS_ON, (tool,)):
+        version, *executor = (str(part) for part in rows[0])
+        raise visibility_conflict(str(replace(name, version=version)), str(VersionName(*executor)))

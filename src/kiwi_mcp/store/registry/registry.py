@@ -22,9 +22,8 @@ from kiwi_mcp.domain.registry import (
 )
 from kiwi_mcp.domain.times import moment
 from kiwi_mcp.store.database import Database, Value
-from kiwi_mcp.store.registry import publish, status, verify
-from kiwi_mcp.store.registry.files import read_contents
-from kiwi_mcp.store.registry.publish import version_drafts
+from kiwi_mcp.store.registry import publish, verify
+from kiwi_mcp.store.registry.publish import StatusOp, version_drafts
 from kiwi_mcp.store.registry.release_check import MAX_LINKS, CheckedRelease
 from kiwi_mcp.store.registry.rows import (
     BY_ITEM,
@@ -36,6 +35,7 @@ from kiwi_mcp.store.registry.rows import (
     filled,
     is_id,
     placeholders,
+    read_contents,
     to_event,
     to_listed,
 )
@@ -129,9 +129,9 @@ class Registry:
         database, sight = self._database, self._sight
         with database.transaction() as transaction:
             # Set visibilities first: a version may use a private executor only if its own item is private.
-            rest = status.apply_visibilities(transaction, sight, events)
+            rest = publish.apply_visibilities(transaction, sight, events)
             published = publish.publish(transaction, database, sight, drafts)
-            status.replay_status(transaction, database, sight, rest)
+            publish.replay_status(transaction, database, sight, rest)
         return tuple(published[release.name] for release in releases)
 
     def named(self, tool_id: str, namespace: str | None = None) -> tuple[VersionInfo, ...]:
@@ -205,10 +205,10 @@ class Registry:
         return tuple(releases)
 
     def set_status(
-        self, names: Sequence[VersionName], op: status.StatusOp, reason: str = "", at: str = ""
+        self, names: Sequence[VersionName], op: StatusOp, reason: str = "", at: str = ""
     ) -> tuple[VersionInfo, ...]:
         """Yank or deprecate versions, or take it back, and return them with their new status."""
-        status.set_status(self._database, self._sight, names, op, reason=reason, at=at)
+        publish.set_status(self._database, self._sight, names, op, reason=reason, at=at)
         by_name = {one.name: one for name in {*names} for one in self.named(name.tool_id, name.namespace)}
         return tuple(by_name[name] for name in names)
 

@@ -12,18 +12,19 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.names import Version
 from kiwi_mcp.domain.registry import Pin, VersionInfo, VersionName, closure_below, closure_of
 from kiwi_mcp.store.database import Database, Row
-from kiwi_mcp.store.registry.files import as_bytes, read_contents
-from kiwi_mcp.store.registry.log import broken_log
+from kiwi_mcp.store.registry.publish import broken_log
 from kiwi_mcp.store.registry.rows import (
     BY_VERSION,
     FIRST_ID,
     LISTED,
     VersionRank,
     VisibilityFilter,
+    as_bytes,
     chunks,
     filled,
     latest_of,
     placeholders,
+    read_contents,
     to_listed,
 )
 

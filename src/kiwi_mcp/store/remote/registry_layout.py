@@ -20,9 +20,8 @@ from kiwi_mcp.domain.registry import (
     is_same_content,
 )
 from kiwi_mcp.store.database import Row
-from kiwi_mcp.store.registry.files import EXECUTABLE, read_blob
 from kiwi_mcp.store.registry.registry import Registry
-from kiwi_mcp.store.registry.rows import VisibilityFilter, chunks, filled, placeholders
+from kiwi_mcp.store.registry.rows import EXECUTABLE, VisibilityFilter, chunks, filled, placeholders, read_blob
 from kiwi_mcp.store.remote.artifact import (
     BlobFile,
     Read,
@@ -35,8 +34,7 @@ from kiwi_mcp.store.remote.artifact import (
 from kiwi_mcp.store.remote.http import MAX_PUSHED
 from kiwi_mcp.store.remote.layout import LayoutEntry, index_bytes, read_entries, read_release
 from kiwi_mcp.store.remote.port import all_events
-from kiwi_mcp.store.remote.snapshot import RegistrySnapshot
-from kiwi_mcp.store.remote.sync import Check
+from kiwi_mcp.store.remote.sync import Check, RegistrySnapshot
 
 _CLOCK_SKEW = timedelta(minutes=5)
 """How far the clock of a machine that pushes may be ahead."""

@@ -47,9 +47,8 @@ from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.policy.admission import Admission, PullConsent
 from kiwi_mcp.store.registry.registry import Registry
 from kiwi_mcp.store.remote.port import LocalRegistry, RemoteRegistry
-from kiwi_mcp.store.remote.snapshot import RegistrySnapshot, VersionQuery
+from kiwi_mcp.store.remote.sync import RegistrySnapshot, VersionQuery, snapshot_of
 from kiwi_mcp.store.remote.sync import pull as pull_version
-from kiwi_mcp.store.remote.sync import snapshot_of
 
 
 class PullRequest(PublishedItemRequest, frozen=True, kw_only=True):

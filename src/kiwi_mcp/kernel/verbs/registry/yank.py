@@ -35,8 +35,8 @@ from kiwi_mcp.kernel.verbs.registry.versions import (
     save_namespaces,
     version_rows,
 )
+from kiwi_mcp.store.registry.publish import StatusOp
 from kiwi_mcp.store.registry.registry import Registry
-from kiwi_mcp.store.registry.status import StatusOp
 
 Reason = Annotated[
     Annotated[str, Meta(max_length=1_000)], Option("Why; everyone who reads the history sees it.", "--reason", "-m")
