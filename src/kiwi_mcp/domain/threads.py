@@ -39,6 +39,10 @@ class ThreadLimits(Struct, frozen=True):
     spawns: int = 10
     depth: int = 10
     tool_calls: int = 200
+    children: int = 5
+    """How many of its children may run or wait at the same time."""
+    threads: int = 20
+    """How many children there may be in the whole tree, those that have ended among them."""
     on_exceeded: Literal["stop", "warn", "escalate"] = "stop"
 
 
@@ -157,6 +161,11 @@ class Thread(Struct, frozen=True):
     ended_at: int = 0
     owner: str = ""
     """The user of the store who owns it; set by the store."""
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether it continues after its parent has ended."""
+        return self.rights.get("detached") is True
 
     @property
     def is_ended(self) -> bool:

@@ -32,6 +32,8 @@ _LIMITS: Mapping[str, str] = {
     **dict.fromkeys(("spend", "max_spend", "max_cost_usd"), "spend"),
     **dict.fromkeys(("currency", "spend_currency"), "spend_currency"),
     **dict.fromkeys(("tool_calls", "max_tool_calls"), "tool_calls"),
+    **dict.fromkeys(("children", "max_concurrent_children"), "children"),
+    **dict.fromkeys(("threads", "max_threads"), "threads"),
     "on_exceeded": "on_exceeded",
 }
 _EXCEEDED = ("stop", "warn", "escalate")

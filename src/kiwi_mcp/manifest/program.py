@@ -71,6 +71,8 @@ class DirectiveLimits(Struct, frozen=True):
     spawns: int | None = None
     depth: int | None = None
     tool_calls: int | None = None
+    children: int | None = None
+    threads: int | None = None
     on_exceeded: OnExceeded = "stop"
 
 

@@ -155,9 +155,13 @@ class Threads:
         """
         with quick_transaction(self._database) as transaction:
             before = append_in(transaction, parent, parent_events, ThreadChanges(spawns=int(is_counted))).thread
+            limits = before.limits
+            running, total = _tree_counts(transaction, before) if is_counted else (-1, -1)
             for limit, used, most in (
-                ("spawns", before.usage.spawns - 1 if is_counted else -1, before.limits.spawns),
-                ("depth", before.depth, before.limits.depth),
+                ("spawns", before.usage.spawns - 1 if is_counted else -1, limits.spawns),
+                ("children", running, limits.children),
+                ("threads", total - 1, limits.threads),
+                ("depth", before.depth, limits.depth),
             ):
                 if used >= most:
                     raise BudgetExceeded(limit, wanted=1, rest=0)
@@ -172,8 +176,8 @@ class Threads:
                 is_tainted=child.is_tainted or before.is_tainted,
             )
             made = _create(transaction, wanted, events)
-            limits = made.limits
-            carve(transaction, before.id, before.root_id, made.id, limits.spend, limits.tokens, made.created_at)
+            own = made.limits
+            carve(transaction, before.id, before.root_id, made.id, own.spend, own.tokens, made.created_at)
             return _required(transaction, before.id), made
 
     def get(self, wanted: str) -> Thread:
@@ -327,6 +331,16 @@ class Threads:
             raise ThreadNotFound(thread_id)
         cells = dict(zip(_COLUMNS, rows[0], strict=True))
         return tuple(_faults(self._database, thread_id, cells))
+
+
+def _tree_counts(transaction: Transaction, parent: Thread) -> tuple[int, int]:
+    """Return how many children of a thread have not ended, and how many were spawned in its tree."""
+    # Two threads of one tree that spawn at the same time take turns.
+    transaction.write("update threads set updated_at = updated_at where id = ?", (parent.root_id,))
+    running = "select count(*) from threads where parent_id = ? and ended_at = 0"
+    total = "select cast(coalesce(sum(spawns), 0) as bigint) from threads where root_id = ?"
+    found = (transaction.read(running, (parent.id,)), transaction.read(total, (parent.root_id,)))
+    return int(str(found[0][0][0])), int(str(found[1][0][0]))
 
 
 def append_in(

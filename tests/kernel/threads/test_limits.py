@@ -243,7 +243,8 @@ async def test_children_that_compete_for_the_last_cents_never_overspend(agents: 
     agents.model.will_by_text(
         {"Look into kiwis": [spawns, use("wait"), say("Done.")], "Look into one": [say("Child.")] * 50}
     )
-    limits = "<limits><spawns>50</spawns><spend>1.00</spend><tokens>10000000</tokens></limits>"
+    counts = "".join(f"<{name}>50</{name}>" for name in ("spawns", "children", "threads"))
+    limits = f"<limits>{counts}<spend>1.00</spend><tokens>10000000</tokens></limits>"
     agents.directive("lead", limits=limits)
     await agents.sign("lead")
     done = await agents.start("lead")

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -21,6 +21,7 @@ from kiwi_mcp.domain.threads import NewEvent, Thread, ThreadChanges, ThreadEvent
 from kiwi_mcp.domain.times import now_ms
 from kiwi_mcp.engine.inline import run_to_wait
 from kiwi_mcp.kernel.context import Services
+from kiwi_mcp.kernel.threads import wake
 from kiwi_mcp.kernel.threads.cassette import RecordedReplies
 from kiwi_mcp.kernel.threads.loop import advance, stop_turn
 from kiwi_mcp.kernel.threads.start import StartRequest, inherited_hooks, new_thread, unsigned_items
@@ -129,7 +130,10 @@ class ThreadRunner:
             child = replace(child, status="paused")  # so that no other process takes it
         first, spawned = first_events(child, start, key)
         _, made = await self.stores.do(lambda: threads.spawn(parent, child, first, spawned))
-        self.start_child(made, caller)
+        if made.is_detached and recorded is None:
+            wake.start_worker(self._services.user)  # this process may end before it does
+        else:
+            self.start_child(made, caller)
         return made
 
     def _spawned(self, events: Sequence[ThreadEvent], key: str) -> Thread | None:
@@ -219,9 +223,10 @@ class ThreadRunner:
                 waiting = waiting_approvals(stores.threads.events(thread.id))
                 return not any(map(self._is_pending, waiting))
             case "child":
-                waited = waited_children(rebuild(stores.threads.events(thread.id)).pending.values())
+                state = rebuild(stores.threads.events(thread.id))
                 children = stores.threads.list(_children_of(thread))
-                return all(child.is_ended for child in children if not waited or child.id in waited)
+                named = waited_children(state.pending.values())
+                return 0 < state.wake_at <= now_ms() or all(one.is_ended for one in awaited(children, named))
             case "message":
                 last = stores.threads.events(thread.id, thread.seq - 1)
                 return bool(last) and last[-1].kind == "injected"
@@ -247,9 +252,9 @@ class ThreadRunner:
             await _end_cancelled(ThreadWork(self._services, self.stores, self, taken, NO_CALLER, unobserved))
 
     async def _cancel_children(self, thread: Thread) -> None:
-        """Cancel the children of a thread that has ended or is to end."""
+        """Cancel the children of a thread that has ended or is to end; those that are detached continue."""
         for child in await self.stores.do(lambda: self.stores.threads.list(_children_of(thread))):
-            if not child.is_ended:
+            if not child.is_ended and not child.is_detached:
                 await self.cancel(child)
 
     def _process(self) -> str:
@@ -299,19 +304,21 @@ class ThreadRunner:
             step = await run_to_wait(partial(advance, work))
             if step != Wait("child"):
                 return step
-            before, ended = ended, await self._ended_children(work.thread, ended)
-            if ended == before:
+            before, ended = ended, await self._ended_children(work, ended)
+            if ended == before and not 0 < work.state.wake_at <= now_ms():
                 return step
 
-    async def _ended_children(self, parent: Thread, known: int) -> int:
+    async def _ended_children(self, work: ThreadWork, known: int) -> int:
         """Return how many children have ended; where none did since, wait for those that run here."""
-        children = await self.stores.do(lambda: self.stores.threads.list(_children_of(parent)))
+        children = await self.stores.do(lambda: self.stores.threads.list(_children_of(work.thread)))
         if (ended := sum(child.is_ended for child in children)) > known:
             return ended
+        left = max(0.0, (work.state.wake_at - now_ms()) / 1_000) if work.state.wake_at else None
         running = [task for child in children if (task := self._tasks.get(child.id)) is not None and not task.done()]
         if running:
-            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            return await self._ended_children(parent, known)
+            done, _ = await asyncio.wait(running, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            is_early = now_ms() < work.state.wake_at
+            return await self._ended_children(work, known) if done or is_early else known
         return known
 
     async def _beat(self) -> None:
@@ -365,6 +372,11 @@ def waited_children(calls: Iterable[ToolCallPart]) -> set[str]:
             waits += [json.loads(call.arguments or "{}")] if call.name == "wait" else []
     named = [as_list(as_object(one).get("threads")) for one in waits]
     return {as_text(one) for names in named for one in names} if all(named) else set()
+
+
+def awaited(children: Sequence[Thread], named: Collection[str]) -> list[Thread]:
+    """Return the children that a call of `wait` waits for: those it names, else all that are not detached."""
+    return [one for one in children if (one.id in named if named else not one.is_detached)]
 
 
 def first_events(child: Thread, start: PromptStart, key: str = "") -> tuple[list[NewEvent], list[NewEvent]]:

@@ -72,7 +72,7 @@ _OF_ITEMS = frozenset({"read", "write", "command", "variable"})
 _MICROS = 1_000_000
 _LIMITS = {"turns": "turns", "tokens": "tokens", "spend": "spend", "seconds": "seconds", "duration": "seconds",
            "duration_seconds": "seconds", "timeout": "seconds", "spawns": "spawns", "depth": "depth",
-           "tool_calls": "tool_calls"}  # fmt: skip
+           "tool_calls": "tool_calls", "children": "children", "threads": "threads"}  # fmt: skip
 _SYSTEM = """You are an agent that carries out one task with tools. Work until it is done, then end.
 Your tools: `search` finds items by what they do, `load` shows one with its parameters, `execute` runs it, `help` \
 explains Kiwi. `ask` puts a question to the owner, `spawn` and `wait` start child threads and collect their results.
@@ -109,6 +109,8 @@ class StartRequest(Struct, frozen=True):
     parent: Thread | None = None
     hooks: tuple[Hook, ...] = ()
     """The hooks of the parent that are also those of the child."""
+    is_detached: bool = False
+    """Whether a child continues after its parent has ended."""
     is_hook: bool = False
     """Whether a hook of the parent starts it, which needs no permission to spawn."""
 
@@ -136,7 +138,11 @@ def new_thread(request: StartRequest, context: Context) -> tuple[Thread, PromptS
         limits=limits_of(program, request),
         created_at=now,
         parent_id=parent.id if parent else "",
-        rights={**rights_of(program, parent), **starter_rights(parent, context)},
+        rights={
+            **rights_of(program, parent),
+            **starter_rights(parent, context),
+            **({"detached": True} if request.is_detached else {}),
+        },
         inputs=program.inputs,
         model=f"{choice.provider}/{choice.model}",
         status="waiting" if request.is_conversation else "queued",
@@ -319,6 +325,7 @@ def limits_of(program: DirectiveProgram, request: StartRequest) -> ThreadLimits:
         tokens=min(limits.tokens, tokens if "tokens" in request.limits else tokens // 2),
         seconds=min(limits.seconds, parent.limits.seconds),
         depth=min(limits.depth, parent.limits.depth),
+        threads=min(limits.threads, parent.limits.threads),
     )
 
 
@@ -332,6 +339,8 @@ def declared_limits(declared: DirectiveLimits, base: ThreadLimits) -> ThreadLimi
         "spawns": declared.spawns,
         "depth": declared.depth,
         "tool_calls": declared.tool_calls,
+        "children": declared.children,
+        "threads": declared.threads,
         "on_exceeded": declared.on_exceeded,
     }
     return replace(base, **{name: value for name, value in given.items() if value is not None})

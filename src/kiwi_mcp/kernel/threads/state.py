@@ -69,6 +69,8 @@ class ThreadState(Struct):
     results: dict[str, ToolResultPart] = field(default_factory=dict)
     began: set[str] = field(default_factory=set)
     """The calls that have begun to change or send something."""
+    until: dict[str, int] = field(default_factory=dict)
+    """When calls of `wait` stop waiting, by their id, in milliseconds since 1970."""
     later: list[str] = field(default_factory=list)
     """Messages that arrived while calls were under way."""
     unanswered: list[tuple[int, str]] = field(default_factory=list)
@@ -173,6 +175,8 @@ class ThreadState(Struct):
                 self.raises[name] = self.raises.get(name, 0) + 1
             case "asked" if body.get("waits_for") == "start":
                 self.needs_start = True
+            case "asked" if isinstance(until := body.get("until"), int):
+                self.until[as_text(body.get("call_id"))] = until
             case "hook_began":
                 self.hooks_under_way.add(as_text(body.get("key")))
             case "hooked" if body.get("key"):
@@ -209,6 +213,7 @@ class ThreadState(Struct):
         self.model_failures, self.is_resumed, self.returned = 0, False, None
         self.pending = {call.id: call for call in calls}
         self.order, self.results, self.began = tuple(self.pending), {}, set()
+        self.until.clear()
         made = "\n".join(f"{call.name} {call.arguments}" for call in calls)
         self.recent_calls = [*self.recent_calls, made][-_REMEMBERED:]
         self.stop, self.model_seq = as_text(event.body.get("stop")), event.seq
@@ -222,6 +227,7 @@ class ThreadState(Struct):
         if result.id not in self.pending:
             return  # a late result of a call that has one
         del self.pending[result.id]
+        self.until.pop(result.id, None)
         self.results[result.id] = result
         self.compactions = 0
         if result.is_error:
@@ -265,6 +271,11 @@ class ThreadState(Struct):
     def has_unsent(self) -> bool:
         """Whether a message waits for the next request."""
         return bool(self.later) or self.messages[-1].role == "user"
+
+    @property
+    def wake_at(self) -> int:
+        """When the first of its calls of `wait` stops waiting, in milliseconds since 1970; 0 for never."""
+        return min(self.until.values(), default=0)
 
     def request_messages(self) -> Sequence[Message]:
         """Return the messages of the next request; a call without a result gets one that says so."""

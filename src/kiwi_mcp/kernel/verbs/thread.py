@@ -86,7 +86,7 @@ Inputs = Annotated[
 Limits = Annotated[
     dict[str, float],
     Option(
-        "A limit as name=value (turns, tokens, spend, seconds, spawns, tool_calls).",
+        "A limit as name=value (turns, tokens, spend, seconds, spawns, children, threads, tool_calls).",
         "--limit",
         metavar="NAME=N",
         kind="pairs",
@@ -683,6 +683,10 @@ async def cancel_thread(request: ThreadCancelRequest, context: VerbContext) -> T
     if request.tree:
         thread = await _own_thread(thread.root_id, context)
     await runner.cancel(thread)
+    if request.tree:  # those that are detached too
+        tree = ThreadFilter(root_id=thread.id, limit=_MOST)
+        for one in await runner.stores.do(partial(runner.stores.threads.list, tree)):
+            await runner.cancel(one)
     response = await _shown(thread.id, context)
     if response.status not in ENDED:  # the process that runs it stops it; where that one has died, a worker does
         start_worker(context.services.user)

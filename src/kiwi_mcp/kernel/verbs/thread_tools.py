@@ -7,10 +7,11 @@ from functools import partial
 from msgspec import UNSET, UnsetType, field
 
 from kiwi_mcp.domain.errors import InvalidArguments, PolicyDenied, ThreadWaiting
-from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.threads import NewEvent, Thread
+from kiwi_mcp.domain.times import now_ms
 from kiwi_mcp.kernel.context import VerbContext
-from kiwi_mcp.kernel.threads.runner import ThreadRunner
+from kiwi_mcp.kernel.threads.runner import ThreadRunner, awaited
 from kiwi_mcp.kernel.threads.start import StartRequest, lowered_limits
 from kiwi_mcp.kernel.threads.state import rebuild
 from kiwi_mcp.kernel.threads.work import ThreadStores, new_question, store_question
@@ -85,7 +86,7 @@ async def spawn_child(request: ThreadToolRequest, context: VerbContext) -> Threa
     await _calling(context)
     given = request.arguments
     inputs, limits = as_object(given.get("inputs")), as_object(given.get("limits"))
-    wanted = StartRequest(as_text(given.get("item")), inputs, limits)
+    wanted = StartRequest(as_text(given.get("item")), inputs, limits, is_detached=given.get("detached") is True)
     child = await context.services.one(ThreadRunner).spawn(wanted, context.caller)
     warnings = lowered_limits(limits, child.limits) or UNSET
     return ThreadToolResponse(status="started", thread_id=child.id, warnings=warnings)
@@ -104,7 +105,7 @@ async def list_checkpoints(request: ThreadToolRequest, context: VerbContext) -> 
 
 @verb("wait", group="thread", wire=("thread_tools", "wait"), access=ANYONE, records=False)
 async def wait_children(request: ThreadToolRequest, context: VerbContext) -> ThreadToolResponse:
-    """Wait for children of the calling thread, and return how each ended."""
+    """Wait for children of the calling thread, and return how each ended; after `timeout` also what others have."""
     stores, parent = await _calling(context)
     wanted = [as_text(one) for one in as_list(request.arguments.get("threads"))]
     children = await stores.do(lambda: stores.threads.list(ThreadFilter(parent_id=parent.id, limit=_MOST_CHILDREN)))
@@ -112,11 +113,31 @@ async def wait_children(request: ThreadToolRequest, context: VerbContext) -> Thr
         raise PolicyDenied(
             f"{unknown[0]!r:.60} is no child of this thread.", suggestion="Wait for threads that you spawned."
         )
-    awaited = [child for child in reversed(children) if not wanted or child.id in wanted]
-    if running := [child.id for child in awaited if not child.is_ended]:
+    found = awaited([*reversed(children)], wanted)
+    running = [child.id for child in found if not child.is_ended]
+    if running and not await _is_over(request.arguments.get("timeout"), parent, stores, context):
         raise ThreadWaiting(f"{len(running)} of its children have not ended.", waits_for="child")
-    if any(one.is_tainted for one in awaited):  # the text that a child read may be in its result
+    if any(one.is_tainted for one in found):  # the text that a child read may be in its result
         context.services.tainted_callers.add(parent.id)
     names = ("status", "result", "message")
-    shown = [{"thread_id": one.id, **{name: getattr(one, name) for name in names}} for one in awaited]
-    return ThreadToolResponse(status="ended", threads=shown)
+    shown = [{"thread_id": one.id, **{name: getattr(one, name) for name in names}} for one in found]
+    for one in shown:
+        if one["thread_id"] in running:
+            state = rebuild(await stores.do(partial(stores.threads.events, str(one["thread_id"]))))
+            one["result"] = state.text or None
+    return ThreadToolResponse(status="timeout" if running else "ended", threads=shown)
+
+
+async def _is_over(seconds: Json, parent: Thread, stores: ThreadStores, context: VerbContext) -> bool:
+    """Whether a call of `wait` has waited for as long as it may; its end is stored when it begins."""
+    if not isinstance(seconds, int | float):
+        return False
+    # A key is `THREAD/SEQ.CALL`.
+    call_id = context.caller.origin.key.partition("/")[2].partition(".")[2]
+    state = rebuild(await stores.do(lambda: stores.threads.events(parent.id)))
+    until = state.until.get(call_id)
+    if until is None:
+        until = now_ms() + round(seconds * 1_000)
+        body: JsonObject = {"waits_for": "child", "call_id": call_id, "until": until}
+        await stores.do(lambda: stores.threads.append(parent, [NewEvent("asked", body)]))
+    return now_ms() >= until
