@@ -51,7 +51,7 @@ from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import HttpSpec, Plan
 from kiwi_mcp.domain.records import ApprovalRule, ReceiptEntry
 from kiwi_mcp.domain.registry import Actor
-from kiwi_mcp.drivers.process.driver import Process
+from kiwi_mcp.drivers.process import Process
 from kiwi_mcp.kernel import Kernel, pipeline
 from kiwi_mcp.kernel.context import Context, Services
 from kiwi_mcp.kernel.pipeline import plan_call

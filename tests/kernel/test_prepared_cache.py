@@ -24,7 +24,7 @@ from kiwi_mcp.domain.calls import NO_CALLER, Call
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord
 from kiwi_mcp.domain.records import RunRecord
-from kiwi_mcp.drivers.process.driver import Process
+from kiwi_mcp.drivers.process import Process
 from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.manifest.signatures import canonical, sha256_hex
 from kiwi_mcp.primitives import file_watch

@@ -14,7 +14,7 @@ from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan
-from kiwi_mcp.drivers.process.driver import Process
+from kiwi_mcp.drivers.process import Process
 from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.store.runs import EndedRun, Runs
 

@@ -11,7 +11,7 @@ from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest
 from kiwi_mcp.domain.items import Chain, Location, Manifest, Tool, TypeTraits
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.plan import HttpSpec
-from kiwi_mcp.drivers.http.plan import bind_request
+from kiwi_mcp.drivers.http import bind_request
 from kiwi_mcp.manifest.check import check
 from kiwi_mcp.manifest.openapi import OpenApiImport, tools_from_openapi
 from kiwi_mcp.manifest.parameters import accept

@@ -17,7 +17,7 @@ import pytest
 
 from kiwi_mcp.domain.isolation import ResourceLimits, SandboxProfile
 from kiwi_mcp.sandbox.bubblewrap import UNPRIVILEGED_ID
-from kiwi_mcp.sandbox.cgroup import find_groups
+from kiwi_mcp.sandbox.limits import find_groups
 from kiwi_mcp.sandbox.process_setup import open_grants
 from kiwi_mcp.sandbox.root_launcher import STAGED, RootLauncher, open_root_launcher
 

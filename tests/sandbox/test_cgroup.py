@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kiwi_mcp.domain.isolation import ResourceLimits
-from kiwi_mcp.sandbox.cgroup import find_groups, sweep
+from kiwi_mcp.sandbox.limits import find_groups, sweep
 
 LIMITS = ResourceLimits(memory_bytes=1_000_000, cpus=0.5, pids=7)
 

@@ -27,7 +27,7 @@ from kiwi_mcp.primitives.http.addresses import HostRules, Lookup
 from kiwi_mcp.primitives.http.traffic_log import TrafficLog
 from kiwi_mcp.primitives.process import namespaces
 from kiwi_mcp.primitives.process.run import ProcessResult
-from kiwi_mcp.sandbox.runner import backends
+from kiwi_mcp.sandbox.bubblewrap import backends
 from kiwi_mcp.sandbox.self_test import choose, examine
 
 PROBES = """

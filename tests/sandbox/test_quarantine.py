@@ -14,8 +14,7 @@ from tests.sandbox.conftest import Cell, Warden
 from kiwi_mcp.domain.isolation import SandboxProfile
 from kiwi_mcp.sandbox import quarantine
 from kiwi_mcp.sandbox.levels import base_profile, folded
-from kiwi_mcp.sandbox.placeholder import is_placeholder
-from kiwi_mcp.sandbox.process_setup import open_grants, protected_grants
+from kiwi_mcp.sandbox.process_setup import is_placeholder, open_grants, protected_grants
 from kiwi_mcp.sandbox.quarantine import Findings, NameWatch
 
 

@@ -13,7 +13,7 @@ from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.isolation import ResourceLimits, SandboxProfile
 from kiwi_mcp.domain.outcome import Outcome, silent
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.drivers.process.driver import outcome_of
+from kiwi_mcp.drivers.process import outcome_of
 from kiwi_mcp.drivers.sandboxed import Sandbox, standings
 from kiwi_mcp.sandbox.limits import quota
 from kiwi_mcp.sandbox.quarantine import NameWatch

@@ -19,8 +19,7 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
 from kiwi_mcp.drivers import sandboxed
 from kiwi_mcp.kernel import Answer, pipeline
 from kiwi_mcp.sandbox.backend import Backend
-from kiwi_mcp.sandbox.bubblewrap import Bubblewrap
-from kiwi_mcp.sandbox.runner import backends
+from kiwi_mcp.sandbox.bubblewrap import Bubblewrap, backends
 from kiwi_mcp.surfaces import start
 
 Ask = Callable[..., Answer]

@@ -76,7 +76,8 @@ def open_remote(address: str, settings: RegistrySettings, space: Space) -> Remot
     if is_address and scheme in DIALECTS:
         raise InvalidRequest("A database is not a remote.", suggestion=NO_DATABASE)
     if not is_address and (named.url.startswith(_FOLDER) or "/" in named.url):
-        return _in_folder(named.url.removeprefix(_FOLDER), space)
+        folder = _absolute(named.url.removeprefix(_FOLDER), space)
+        return LayoutRemote(Layout(folder), f"{_FOLDER}{folder}")
     raise RemoteNotFound(masked(address), remotes=sorted(settings.remotes))
 
 
@@ -112,11 +113,6 @@ def _host(url: str) -> str:
         "The address of a registry is a host and perhaps a path, with no user name and no query.",
         suggestion="Write it as `https://kiwi.example.com`; a token belongs in a variable.",
     )
-
-
-def _in_folder(path: str, space: Space) -> RemoteRegistry:
-    folder = _absolute(path, space)
-    return LayoutRemote(Layout(folder), f"{_FOLDER}{folder}")
 
 
 def absolute_address(url: str, space: Space) -> str:

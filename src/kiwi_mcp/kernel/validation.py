@@ -170,7 +170,11 @@ async def judge_draft(draft: ItemDraft, source: Source, tool_id: str, context: C
     try:
         with writing(space.cache):
             path = write(draft, trial)
-            _share_code(space, source, trial)
+            # Let a draft see the code that the tools of its space share.
+            base = space.user if SOURCE_TRAITS[source].is_in_user_space else space.project_ai
+            tools = trial / "tools"
+            tools.mkdir(exist_ok=True)
+            (tools / SHARED_CODE).symlink_to(base / "tools" / SHARED_CODE)
         tool = _read(path, source, trial, context.catalog)
         verdict = await examine(tool, context)
         return (
@@ -185,14 +189,6 @@ async def judge_draft(draft: ItemDraft, source: Source, tool_id: str, context: C
         raise
     finally:
         shutil.rmtree(trial, ignore_errors=True)
-
-
-def _share_code(space: Space, source: Source, trial: Path) -> None:
-    """Let a draft see the code that the tools of its space share."""
-    base = space.user if SOURCE_TRAITS[source].is_in_user_space else space.project_ai
-    tools = trial / "tools"
-    tools.mkdir(exist_ok=True)
-    (tools / SHARED_CODE).symlink_to(base / "tools" / SHARED_CODE)
 
 
 def _read(path: Path, source: Source, base: Path, catalog: Catalog) -> Tool:

@@ -21,7 +21,7 @@ from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.primitives.http.addresses import refusal
 from kiwi_mcp.sandbox.levels import base_profile
-from kiwi_mcp.sandbox.placeholder import is_placeholder
+from kiwi_mcp.sandbox.process_setup import is_placeholder
 from kiwi_mcp.sandbox.quarantine import entries_of
 
 HOME = "~/"

@@ -21,11 +21,23 @@ from kiwi_mcp.domain.errors import TooLarge
 from kiwi_mcp.domain.isolation import Level, ResourceLimits, SandboxProfile
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.domain.process import Handover, Spawner, StartGate, T, no_entry, start_here
-from kiwi_mcp.sandbox.backend import Launch, SandboxExit, SelfTest, failed, never, ungrantable, unlaid
-from kiwi_mcp.sandbox.cgroup import Cgroup, CgroupParent
+from kiwi_mcp.sandbox import linux
+from kiwi_mcp.sandbox.backend import (
+    Backend,
+    Launch,
+    NoSandbox,
+    SandboxExit,
+    SelfTest,
+    failed,
+    never,
+    ungrantable,
+    unlaid,
+)
+from kiwi_mcp.sandbox.command_files import FOLDERS, find_launcher
 from kiwi_mcp.sandbox.levels import HOME, TMP, USER, BaseFileSystem, base_profile, demands
-from kiwi_mcp.sandbox.limits import counting, limiting, start_limited
+from kiwi_mcp.sandbox.limits import Cgroup, CgroupParent, counting, find_groups, limiting, start_limited, sweep
 from kiwi_mcp.sandbox.process_setup import OpenedGrant, ProcessSetup, prepare
+from kiwi_mcp.sandbox.rlimits import Rlimits
 from kiwi_mcp.sandbox.root_launcher import ROOT, STAGED, open_root_launcher
 from kiwi_mcp.sandbox.seccomp import filter_program, is_supported
 from kiwi_mcp.sandbox.self_test import self_test
@@ -370,3 +382,25 @@ def _check(report: int, ended: SandboxExit) -> None:
     """Raise where the launcher ended by itself before the command began; what a signal ended was running."""
     if ended.exit_code is not None and _STARTED not in os.pread(report, _PIPE, 0):
         raise failed("bubblewrap", ended.stderr)
+
+
+def backends(*, folders: Sequence[str] = FOLDERS, owner_map: int | None = None) -> tuple[Backend, ...]:
+    """Return every backend, in order of what it costs; which of them works here, a self-test shows.
+
+    `owner_map` is a user namespace in which root is the unprivileged user, for what root grants to be written to.
+    """
+    groups, prlimit = find_groups(), find_launcher("prlimit", folders)
+    if groups is not None:
+        sweep(groups.folders.values())
+    return (
+        NoSandbox(),
+        Rlimits(prlimit, linux.is_there()),
+        Bubblewrap(
+            find_launcher("bwrap", folders),
+            prlimit,
+            find_launcher("setpriv", folders),
+            is_root=os.geteuid() == 0,
+            groups=groups,
+            owner_map=owner_map,
+        ),
+    )

@@ -25,7 +25,7 @@ from msgspec import Struct
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.sandbox.levels import base_profile
 from kiwi_mcp.sandbox.linux import open_beneath
-from kiwi_mcp.sandbox.placeholder import is_placeholder
+from kiwi_mcp.sandbox.process_setup import is_placeholder
 
 _ORIGINS = "origins.json"
 _MOST = 1_000_000
@@ -78,7 +78,9 @@ class Findings(Struct, frozen=True):
         moved = [one for one in self.moved if one.place]
         if moved:
             back = ", ".join(
-                f"`mv -nT {quote(one.place)} {quote(one.origin)}`" for one in moved[:_SHOWN] if _is_plain(one)
+                f"`mv -nT {quote(one.place)} {quote(one.origin)}`"
+                for one in moved[:_SHOWN]
+                if one.origin.isprintable() and one.place.isprintable()
             )
             folder = _shown(str(Path(moved[0].place).parent.parent))
             more = f" {folder}/{_ORIGINS} says where each was." if len(moved) > _SHOWN else ""
@@ -249,7 +251,8 @@ def _move(paths: Sequence[str], place: Path) -> Iterator[Moved]:
     numbered = [(f"{number}", path) for number, path in enumerate(paths, start=1)]
     if folder is not None:
         origins = {f"{number}/{_shown(Path(path).name)}": _shown(path) for number, path in numbered}
-        _write(folder / _ORIGINS, json.dumps(origins, indent=1))
+        with suppress(OSError):  # where the disk is full, the results still name what was moved
+            (folder / _ORIGINS).write_text(json.dumps(origins, indent=1), encoding="utf-8")
     for number, path in numbered:
         try:
             yield Moved(path, _moved(path, folder / number if folder is not None else None))
@@ -267,11 +270,6 @@ def _new_folder(place: Path) -> Path | None:
     except OSError:
         return None
     return folder
-
-
-def _write(path: Path, text: str) -> None:
-    with suppress(OSError):  # where the disk is full, the results still name what was moved
-        path.write_text(text, encoding="utf-8")
 
 
 def _moved(path: str, target: Path | None) -> str:
@@ -352,10 +350,6 @@ def _listing(paths: Iterable[str]) -> str:
     named = [*map(_shown, paths)]
     more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
     return ", ".join(named[:_SHOWN]) + more
-
-
-def _is_plain(moved: Moved) -> bool:
-    return moved.origin.isprintable() and moved.place.isprintable()
 
 
 def _shown(path: str) -> str:

@@ -16,9 +16,8 @@ from typing import TypeVar, cast
 from kiwi_mcp.domain.isolation import ResourceLimits
 from kiwi_mcp.domain.process import T
 from kiwi_mcp.sandbox.backend import unlaid
-from kiwi_mcp.sandbox.cgroup import ALL, Cgroup, CgroupParent, quota_of
 from kiwi_mcp.sandbox.levels import BaseFileSystem, base_profile
-from kiwi_mcp.sandbox.limits import start_limited
+from kiwi_mcp.sandbox.limits import ALL, Cgroup, CgroupParent, quota_of, start_limited
 from kiwi_mcp.sandbox.linux import (
     IDMAP,
     NODEV,

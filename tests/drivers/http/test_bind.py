@@ -10,7 +10,7 @@ from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.items import Chain, Location, Manifest, Tool, TypeTraits
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.plan import HttpSpec, Plan, Retry
-from kiwi_mcp.drivers.http.plan import bind_request
+from kiwi_mcp.drivers.http import bind_request
 
 PARAMETERS: JsonObject = {
     "type": "object",

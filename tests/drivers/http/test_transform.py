@@ -8,7 +8,7 @@ import pytest
 
 from kiwi_mcp.domain.errors import InvalidManifest, TooLarge
 from kiwi_mcp.domain.json import Json
-from kiwi_mcp.drivers.http.driver import transform
+from kiwi_mcp.drivers.http import transform
 
 BOOKS: Json = {"books": [{"name": "a", "price": 5}, {"name": "b", "price": 15}], "owner": {"name": "Ada"}, "none": None}
 

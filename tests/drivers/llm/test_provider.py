@@ -14,8 +14,14 @@ from kiwi_mcp.domain.items import Manifest
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.messages import TokenUsage
 from kiwi_mcp.drivers.llm.dialects import DIALECTS
-from kiwi_mcp.drivers.llm.prices import context_window, cost_micros, worst_case_micros
-from kiwi_mcp.drivers.llm.provider import ModelChoice, ModelPrice, choose_model
+from kiwi_mcp.drivers.llm.provider import (
+    ModelChoice,
+    ModelPrice,
+    choose_model,
+    context_window,
+    cost_micros,
+    worst_case_micros,
+)
 from kiwi_mcp.manifest.check import check
 from kiwi_mcp.manifest.provider import provider_issues
 from kiwi_mcp.manifest.type_specs import load_type_specs

@@ -14,8 +14,14 @@ from tests.drivers.mcp.conftest import listening
 
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.drivers.mcp.oauth.discovery import AuthorizationServer, OAuthHttp, TokenForm
-from kiwi_mcp.drivers.mcp.oauth.token_endpoint import OAuthClient, TokenEndpoint, registered
+from kiwi_mcp.drivers.mcp.oauth.authorization import (
+    AuthorizationServer,
+    OAuthClient,
+    OAuthHttp,
+    TokenEndpoint,
+    TokenForm,
+    registered,
+)
 from kiwi_mcp.drivers.mcp.server import oauth_words
 from kiwi_mcp.primitives.http import client
 from kiwi_mcp.primitives.http.token_request import TokenReply

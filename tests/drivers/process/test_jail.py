@@ -22,8 +22,7 @@ from kiwi_mcp.drivers.sandboxed import check_level, known_standings
 from kiwi_mcp.kernel.prepared import plan_digest
 from kiwi_mcp.kernel.verbs.doctor import tell_isolation
 from kiwi_mcp.sandbox.backend import Backend
-from kiwi_mcp.sandbox.bubblewrap import Bubblewrap
-from kiwi_mcp.sandbox.runner import backends
+from kiwi_mcp.sandbox.bubblewrap import Bubblewrap, backends
 
 SAYS_WHERE = "import os\ndef main():\n    return [os.environ['HOME'], os.getcwd(), os.getpid() < 100]\n"
 

@@ -11,12 +11,12 @@ from subprocess import PIPE, Popen
 
 import pytest
 
-from kiwi_mcp.drivers.environments.build_cache import is_made, make_once
+from kiwi_mcp.drivers.environments.environment import is_made, make_once
 
 KERNEL = """
 import asyncio, sys
 from pathlib import Path
-from kiwi_mcp.drivers.environments.build_cache import make_once
+from kiwi_mcp.drivers.environments.environment import make_once
 
 async def make(folder):
     with open(sys.argv[2], "a") as notes:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.drivers.process.conftest import Bench
 
 from kiwi_mcp.domain.errors import IntegrityMismatch, Unavailable
-from kiwi_mcp.drivers.process.snapshot import take_snapshot
+from kiwi_mcp.drivers.process import take_snapshot
 
 
 @pytest.mark.case("CHAIN-06")

@@ -33,8 +33,7 @@ from starlette.types import ASGIApp
 from kiwi_mcp.domain.calls import NO_CALLER, Answers, Caller, Question, Questions
 from kiwi_mcp.domain.errors import Untrusted
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
-from kiwi_mcp.drivers.mcp.oauth.discovery import AuthorizationServer
-from kiwi_mcp.drivers.mcp.oauth.token_endpoint import owners_client
+from kiwi_mcp.drivers.mcp.oauth.authorization import AuthorizationServer, owners_client
 from kiwi_mcp.drivers.mcp.server import OAuthConfig
 from kiwi_mcp.kernel import Answer, Kernel
 

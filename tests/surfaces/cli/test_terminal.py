@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.domain.safe_text import escape_controls
-from kiwi_mcp.kernel.verb import first_sentence
+from kiwi_mcp.kernel.view import first_sentence
 from kiwi_mcp.surfaces.cli.screen import fitted
 from kiwi_mcp.surfaces.cli.session import progress_text
 

@@ -22,8 +22,7 @@ from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, as_list, as_object, compact, text_of
 from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.domain.patterns import lazy_pattern
-from kiwi_mcp.drivers.environments.build_cache import make_once
-from kiwi_mcp.drivers.environments.environment import Environment, address, refuse_others, text_in
+from kiwi_mcp.drivers.environments.environment import Environment, address, make_once, refuse_others, text_in
 from kiwi_mcp.drivers.environments.installer import Indexes, Installer, failure, indexes_of, is_done
 from kiwi_mcp.manifest.files import write_whole
 from kiwi_mcp.manifest.formats import is_requirement_of, package_name

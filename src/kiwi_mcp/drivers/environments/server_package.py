@@ -16,8 +16,7 @@ from msgspec import Struct
 
 from kiwi_mcp.domain.errors import EnvironmentFailed
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
-from kiwi_mcp.drivers.environments.build_cache import make_once
-from kiwi_mcp.drivers.environments.environment import address
+from kiwi_mcp.drivers.environments.environment import address, make_once
 from kiwi_mcp.drivers.environments.installer import Installer
 from kiwi_mcp.drivers.environments.package_manager import MODULES, base_interpreter, build_environment
 from kiwi_mcp.manifest.formats import package_name

@@ -17,9 +17,9 @@ from kiwi_mcp.domain.json import Json, as_object, as_text, compact
 from kiwi_mcp.domain.messages import ModelReply, Prompt, ReasoningPart, ReplyDelta, TextPart, TokenUsage, ToolCallPart
 from kiwi_mcp.domain.plan import HttpSpec, Plan
 from kiwi_mcp.drivers.llm.conversation import Conversation
+from kiwi_mcp.drivers.llm.dialect import ErrorEvent, ReplyReader
 from kiwi_mcp.drivers.llm.dialects import DIALECTS
 from kiwi_mcp.drivers.llm.provider import ModelChoice
-from kiwi_mcp.drivers.llm.reply import ErrorEvent, ReplyReader
 from kiwi_mcp.manifest.yaml import read_yaml
 from kiwi_mcp.primitives.http import client
 from kiwi_mcp.primitives.http.sse import ServerEvent

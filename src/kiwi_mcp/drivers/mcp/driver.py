@@ -18,13 +18,11 @@ from kiwi_mcp.domain.mcp import ServerListing
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
 from kiwi_mcp.drivers.driver import Dispatch, unavailable
-from kiwi_mcp.drivers.mcp.call import ServerCall, asked
+from kiwi_mcp.drivers.mcp.call import ServerCall, asked, for_want_of, refused
 from kiwi_mcp.drivers.mcp.connection import EraCache, ServerConnection
 from kiwi_mcp.drivers.mcp.listing import listed
-from kiwi_mcp.drivers.mcp.oauth.account import forget, settled
-from kiwi_mcp.drivers.mcp.oauth.login import account_for, log_in
+from kiwi_mcp.drivers.mcp.oauth.account import account_for, forget, log_in, settled
 from kiwi_mcp.drivers.mcp.pool import ConnectionPool, Lease
-from kiwi_mcp.drivers.mcp.result import for_want_of, refused
 from kiwi_mcp.drivers.mcp.server import ServerConfig, bind_mcp, plan_server, planned, planned_client, server_of
 from kiwi_mcp.drivers.mcp.server_events import missing_grant
 from kiwi_mcp.drivers.sandboxed import open_sandbox

@@ -17,8 +17,7 @@ from pydantic import ValidationError
 from kiwi_mcp.domain.errors import Denied, InvalidRequest, KiwiError, LoginRequired, Unavailable
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.domain.safe_text import strip_controls
-from kiwi_mcp.drivers.mcp.oauth.account import NoOAuthOffered
-from kiwi_mcp.drivers.mcp.oauth.login import no_login
+from kiwi_mcp.drivers.mcp.oauth.account import NoOAuthOffered, no_login
 from kiwi_mcp.drivers.mcp.server import ServerConfig
 from kiwi_mcp.drivers.mcp.transport import LoginNeeded, ServerStreams
 from kiwi_mcp.manifest.mcp.known_servers import known_package

@@ -16,7 +16,7 @@ from kiwi_mcp.domain.errors import ApprovalRequired, KiwiError, LeaseLost, Unava
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
 from kiwi_mcp.domain.messages import TextPart, ToolCallPart, ToolDefinition, ToolResultPart
 from kiwi_mcp.domain.threads import NewEvent, ThreadChanges, WaitReason
-from kiwi_mcp.drivers.llm.prices import worst_case_micros
+from kiwi_mcp.drivers.llm.provider import worst_case_micros
 from kiwi_mcp.kernel.threads.compaction import make_room
 from kiwi_mcp.kernel.threads.hooks import hook_action, pass_hooks
 from kiwi_mcp.kernel.threads.limits import at_limit, exceeded

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from kiwi_mcp.kernel.context import Services
-from kiwi_mcp.primitives.process.background import start_background
+from kiwi_mcp.primitives.process.spawn import start_background
 from kiwi_mcp.store.threads import ThreadFilter, Threads
 
 _LOCK = ("state", "worker.lock")

@@ -30,20 +30,15 @@ from kiwi_mcp.kernel.verb import (
     OWNER,
     AnyJson,
     Argument,
-    Data,
-    Hint,
     LongText,
     NameText,
     NoArguments,
-    Notice,
     Option,
     Request,
     Response,
-    ViewItem,
-    message_items,
-    rows,
     verb,
 )
+from kiwi_mcp.kernel.view import Data, Hint, Notice, ViewItem, message_items, rows
 from kiwi_mcp.policy.approval_rules import is_of_project
 from kiwi_mcp.store.approvals import Approvals
 from kiwi_mcp.store.runs import new_run

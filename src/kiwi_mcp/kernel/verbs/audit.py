@@ -16,21 +16,15 @@ from kiwi_mcp.kernel.verb import (
     OWNER,
     AnyJson,
     Argument,
-    Data,
-    Hint,
     NameText,
     NoArguments,
-    Notice,
     Option,
     Request,
     Response,
-    ViewItem,
-    field_rows,
     filled,
-    issue_text,
-    rows,
     verb,
 )
+from kiwi_mcp.kernel.view import Data, Hint, Notice, ViewItem, field_rows, issue_text, rows
 from kiwi_mcp.manifest.names import short
 from kiwi_mcp.store.receipts import ReceiptFilter
 

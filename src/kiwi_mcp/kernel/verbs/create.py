@@ -82,7 +82,10 @@ def new_item(item_id: str | None, words: JsonObject, item_type: str, sheets: Typ
     files = contents(_mapping("files", words.get("files")))
     given = as_text(manifest.get("tool_id")) or item_id or as_text(manifest.get("name"))
     tool_id = given or _name_inside(words, files, sheets)
-    _refuse_two_names(tool_id, item_id)
+    if item_id and tool_id != item_id:
+        raise InvalidRequest(
+            f"item_id is {item_id!r} and tool_id is {tool_id!r}.", suggestion="Send one name, or the same name twice."
+        )
     category = as_text(words.get("category"))
     # A name that no item can have is reported with all other issues; until then its draft needs a place.
     stem = tool_id if is_tool_id(tool_id) else _UNNAMED
@@ -115,13 +118,6 @@ def _manifest_of(words: JsonObject) -> dict[str, Json]:
     manifest = {**beside, **_mapping("manifest", words.get("manifest"))}
     refuse_oversized(manifest)
     return manifest
-
-
-def _refuse_two_names(tool_id: str, item_id: str | None) -> None:
-    if item_id and tool_id != item_id:
-        raise InvalidRequest(
-            f"item_id is {item_id!r} and tool_id is {tool_id!r}.", suggestion="Send one name, or the same name twice."
-        )
 
 
 def _name_inside(words: JsonObject, files: Mapping[str, bytes], sheets: TypeSpecs) -> str:
@@ -164,7 +160,9 @@ def changed_item(tool: Tool, words: JsonObject, base_relative: str) -> ItemDraft
     removed = {path for path, value in sent.items() if value is None}
     changes = _manifest_of(words)
     own = tool.origin.path.read_bytes() if "content" not in words else contents({name: words["content"]})[name]
-    own = _unsigned(own, tool.origin.path.suffix)
+    # A signature holds for nothing that was changed.
+    _signature, body = split(own.decode(errors="surrogateescape"), tool.origin.path.suffix)
+    own = body.encode(errors="surrogateescape")
     if changes and "content" not in words:
         own = _edited(own.decode(), tool.origin.path.suffix, changes)
     if not tool.origin.is_folder:
@@ -179,12 +177,6 @@ def changed_item(tool: Tool, words: JsonObject, base_relative: str) -> ItemDraft
     kept = {path: data for path, data in own_files.items() if path not in removed and path != name}
     added = contents({path: value for path, value in sent.items() if value is not None})
     return ItemDraft(base_relative, name, {name: own, **kept, **added}, executables)
-
-
-def _unsigned(data: bytes, suffix: str) -> bytes:
-    """Return a file without its signature, which holds for nothing that was changed."""
-    _signature, body = split(data.decode(errors="surrogateescape"), suffix)
-    return body.encode(errors="surrogateescape")
 
 
 def _edited(body: str, suffix: str, changes: JsonObject) -> bytes:

@@ -30,11 +30,12 @@ from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.kernel.settings import ENVIRONMENT_FILE, UNUSED_SETTINGS, environment, named_half, search_mode
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.kernel.token_meter import context_report
-from kiwi_mcp.kernel.verb import ANYONE, AnyJson, Data, ProjectRequest, Response, ViewItem, verb
+from kiwi_mcp.kernel.verb import ANYONE, AnyJson, ProjectRequest, Response, verb
 from kiwi_mcp.kernel.verbs.mcp.servers import all_servers
 from kiwi_mcp.kernel.verbs.prefer import advice
 from kiwi_mcp.kernel.verbs.relax import holds
 from kiwi_mcp.kernel.verbs.search import SOURCES, card_sources, open_indexes
+from kiwi_mcp.kernel.view import Data, ViewItem
 from kiwi_mcp.manifest.runtime import RuntimeConfig, runtime_config
 from kiwi_mcp.manifest.templates import defaulted, variables
 from kiwi_mcp.manifest.trust import FILE_NAME as TRUST_FILE

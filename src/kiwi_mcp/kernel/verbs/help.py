@@ -14,19 +14,8 @@ from kiwi_mcp.domain.items import SOURCE_TRAITS
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.tool_list import help_folder, help_topics
-from kiwi_mcp.kernel.verb import (
-    ANYONE,
-    AnyJson,
-    Argument,
-    Data,
-    LongText,
-    NameText,
-    Notice,
-    Request,
-    Response,
-    ViewItem,
-    verb,
-)
+from kiwi_mcp.kernel.verb import ANYONE, AnyJson, Argument, LongText, NameText, Request, Response, verb
+from kiwi_mcp.kernel.view import Data, Notice, ViewItem
 
 _EXAMPLE = re.compile(r"^```json\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _ALIASES = {

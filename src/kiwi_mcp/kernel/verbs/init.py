@@ -31,7 +31,13 @@ async def init(request: ProjectRequest, context: VerbContext) -> InitResponse:
     for name in (name for name, home in load_type_specs().folders.items() if not home.is_old):
         folder = project_ai / name
         if not folder.is_dir():
-            _make(folder)
+            try:
+                folder.mkdir(parents=True)
+            except OSError as error:
+                raise ProjectPathInvalid(
+                    f"{folder} cannot be made: {error.strerror}.",
+                    suggestion="Move away what is in its place, and give yourself write access.",
+                ) from error
             created.append(f".ai/{name}/")
     if ignore_derived(project_ai):
         created.append(".ai/.gitignore")
@@ -51,13 +57,3 @@ def ignore_derived(project_ai: Path) -> bool:
         return False
     ignore.write_text(_IGNORED, encoding="utf-8")
     return True
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise ProjectPathInvalid(
-            f"{folder} cannot be made: {error.strerror}.",
-            suggestion="Move away what is in its place, and give yourself write access.",
-        ) from error

@@ -21,21 +21,16 @@ from kiwi_mcp.kernel.verb import (
     ANYONE,
     OWNER,
     Argument,
-    Data,
-    Hint,
     LongText,
     NameText,
     NoArguments,
-    Notice,
     Option,
     Request,
     Response,
-    TableRow,
-    ViewItem,
     filled,
-    message_items,
     verb,
 )
+from kiwi_mcp.kernel.view import Data, Hint, Notice, TableRow, ViewItem, message_items
 from kiwi_mcp.manifest.signatures import Rotation, is_key, matches_key
 from kiwi_mcp.manifest.trust import TrustedKey
 from kiwi_mcp.manifest.trust_file import TrustFile, rotated

@@ -31,19 +31,15 @@ from kiwi_mcp.kernel.verb import (
     Answer,
     AnyJson,
     Argument,
-    Data,
-    Hint,
     ItemKind,
     ItemRequest,
     NameText,
-    Notice,
     Option,
     Response,
-    ViewItem,
     Where,
     verb,
-    warning_rows,
 )
+from kiwi_mcp.kernel.view import Data, Hint, Notice, ViewItem, warning_rows
 from kiwi_mcp.manifest.files import read_file
 from kiwi_mcp.manifest.signatures import MAX_SIDECAR, has_sidecar, sidecar
 from kiwi_mcp.policy.authorize import refuse_lost

@@ -31,21 +31,17 @@ from kiwi_mcp.kernel.verb import (
     AUTHOR,
     AnyJson,
     Argument,
-    Data,
-    Hint,
     LongText,
-    Notice,
     Option,
     PlaceToWrite,
     ProjectRequest,
     Response,
-    ViewItem,
     Where,
-    issue_text,
     verb,
 )
 from kiwi_mcp.kernel.verbs.create import Author
 from kiwi_mcp.kernel.verbs.sign import SignRequest, sign_checked
+from kiwi_mcp.kernel.view import Data, Hint, Notice, ViewItem, issue_text
 from kiwi_mcp.manifest.check import check
 from kiwi_mcp.manifest.legacy.python_script import ScriptFacts, script_faults, undeclared_variables
 from kiwi_mcp.manifest.parse import parse

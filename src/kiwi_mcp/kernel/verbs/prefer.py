@@ -16,22 +16,8 @@ from kiwi_mcp.domain.mcp import Offer, Offers
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.token_meter import Advice, advice_for, offer_cost, own_cost
 from kiwi_mcp.kernel.tool_names import names_of
-from kiwi_mcp.kernel.verb import (
-    ANYONE,
-    OWNER,
-    Argument,
-    Data,
-    Hint,
-    NameText,
-    Notice,
-    Option,
-    ProjectRequest,
-    Response,
-    TableRow,
-    ViewItem,
-    verb,
-    warning_rows,
-)
+from kiwi_mcp.kernel.verb import ANYONE, OWNER, Argument, NameText, Option, ProjectRequest, Response, verb
+from kiwi_mcp.kernel.view import Data, Hint, Notice, TableRow, ViewItem, warning_rows
 from kiwi_mcp.manifest.owner_yaml import rewrite
 from kiwi_mcp.policy.preferences import (
     FILE_NAME,

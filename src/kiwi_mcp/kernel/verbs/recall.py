@@ -11,19 +11,8 @@ from msgspec import UNSET, Meta, UnsetType
 
 from kiwi_mcp.domain.errors import InvalidRequest, PolicyDenied
 from kiwi_mcp.kernel.context import VerbContext
-from kiwi_mcp.kernel.verb import (
-    ANYONE,
-    Argument,
-    NameText,
-    Notice,
-    Option,
-    Request,
-    Response,
-    TableRow,
-    ViewItem,
-    filled,
-    verb,
-)
+from kiwi_mcp.kernel.verb import ANYONE, Argument, NameText, Option, Request, Response, filled, verb
+from kiwi_mcp.kernel.view import Notice, TableRow, ViewItem
 from kiwi_mcp.store.search_index.recall import RecallEntry
 
 Latest = Annotated[int, Meta(ge=1, le=2_000), Option("At most this many, the latest first.")]

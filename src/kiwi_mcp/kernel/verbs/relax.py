@@ -18,20 +18,9 @@ from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.pipeline import lost_links
 from kiwi_mcp.kernel.provenance import Provenances, chain_digest, home_of, may_relax
 from kiwi_mcp.kernel.store import Store
-from kiwi_mcp.kernel.verb import (
-    OWNER,
-    AnyJson,
-    Argument,
-    NameText,
-    Option,
-    ProjectRequest,
-    Response,
-    ViewItem,
-    filled,
-    rows,
-    verb,
-)
+from kiwi_mcp.kernel.verb import OWNER, AnyJson, Argument, NameText, Option, ProjectRequest, Response, filled, verb
 from kiwi_mcp.kernel.verbs.why import explain_holding
+from kiwi_mcp.kernel.view import ViewItem, rows
 from kiwi_mcp.policy.authorize import verify
 from kiwi_mcp.policy.external_code import external_code
 from kiwi_mcp.policy.isolation import IsolationDecision, decide_isolation, remedy

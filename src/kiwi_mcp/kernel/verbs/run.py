@@ -27,20 +27,15 @@ from kiwi_mcp.kernel.verb import (
     Answer,
     AnyJson,
     Argument,
-    Data,
     DryRun,
-    Hint,
     ItemKind,
     ItemRequest,
-    JsonData,
-    Notice,
     Option,
     Response,
-    ViewItem,
     misplaced,
     verb,
-    warning_rows,
 )
+from kiwi_mcp.kernel.view import Data, Hint, JsonData, Notice, ViewItem, warning_rows
 
 _FAILURES: dict[Status, tuple[str, str]] = {
     "error": ("execution_failed", "Execution failed"),

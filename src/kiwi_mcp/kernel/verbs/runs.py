@@ -24,21 +24,16 @@ from kiwi_mcp.kernel.verb import (
     ANYONE,
     AnyJson,
     Argument,
-    Data,
-    Hint,
     LongText,
     NameText,
     NoArguments,
-    Notice,
     Option,
     Request,
     Response,
-    ViewItem,
-    field_rows,
     filled,
-    rows,
     verb,
 )
+from kiwi_mcp.kernel.view import Data, Hint, Notice, ViewItem, field_rows, rows
 from kiwi_mcp.manifest.names import did_you_mean, short
 from kiwi_mcp.store.outputs import preview, read_record
 from kiwi_mcp.store.runs import RunFilter, Runs

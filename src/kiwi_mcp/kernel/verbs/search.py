@@ -27,19 +27,8 @@ from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.kernel.settings import search_mode
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.kernel.tool_names import write_namespaces
-from kiwi_mcp.kernel.verb import (
-    ANYONE,
-    Answer,
-    AnyJson,
-    Notice,
-    Response,
-    SearchRequest,
-    TableRow,
-    ViewItem,
-    first_sentence,
-    verb,
-    warning_rows,
-)
+from kiwi_mcp.kernel.verb import ANYONE, Answer, AnyJson, Response, SearchRequest, verb
+from kiwi_mcp.kernel.view import Notice, TableRow, ViewItem, first_sentence, warning_rows
 from kiwi_mcp.search.encoder import load_encoder
 from kiwi_mcp.search.index_file import DamagedIndex
 from kiwi_mcp.search.indexes import SearchIndexes, SearchView, describe_locations, list_names

@@ -21,20 +21,8 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.secret import Secret
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.signer import KEYS_FOLDER
-from kiwi_mcp.kernel.verb import (
-    ANYONE,
-    OWNER,
-    Argument,
-    Hint,
-    NameText,
-    Notice,
-    Option,
-    ProjectRequest,
-    Response,
-    TableRow,
-    ViewItem,
-    verb,
-)
+from kiwi_mcp.kernel.verb import ANYONE, OWNER, Argument, NameText, Option, ProjectRequest, Response, verb
+from kiwi_mcp.kernel.view import Hint, Notice, TableRow, ViewItem
 from kiwi_mcp.manifest.trust import FILE_NAME as TRUST_FILE
 from kiwi_mcp.manifest.trust import owner_trust
 from kiwi_mcp.policy.secret_access import holder_of, open_vault, vault_folder

@@ -21,20 +21,7 @@ from kiwi_mcp.domain.token_cost import cost_of_json, total
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.mcp_servers import McpServers, known_servers
 from kiwi_mcp.kernel.token_meter import all_sent
-from kiwi_mcp.kernel.verb import (
-    OWNER,
-    AnyJson,
-    Data,
-    Notice,
-    Option,
-    ProjectRequest,
-    Response,
-    TableRow,
-    ViewItem,
-    next_hint,
-    verb,
-    warning_rows,
-)
+from kiwi_mcp.kernel.verb import OWNER, AnyJson, Option, ProjectRequest, Response, verb
 from kiwi_mcp.kernel.verbs.mcp.add import (
     ServerAllowRequest,
     ServersImportRequest,
@@ -44,6 +31,7 @@ from kiwi_mcp.kernel.verbs.mcp.add import (
 )
 from kiwi_mcp.kernel.verbs.mcp.connect import ClientList, ConnectRequest, ConnectResponse, connect
 from kiwi_mcp.kernel.verbs.mcp.servers import NO_NETWORK, Warnings, may_change, may_reach
+from kiwi_mcp.kernel.view import Data, Notice, TableRow, ViewItem, next_hint, warning_rows
 from kiwi_mcp.manifest.mcp.clients import Configuration, clients, find_configurations, read_configuration, read_text
 from kiwi_mcp.manifest.mcp.known_servers import server_in
 from kiwi_mcp.manifest.owner_file import put_file

@@ -26,22 +26,18 @@ from kiwi_mcp.kernel.verb import (
     OF_TYPE,
     AnyJson,
     Argument,
-    Data,
     DryRun,
     ItemKind,
     ItemRequest,
     NameText,
-    Notice,
     Option,
     PlaceToWrite,
     ProjectRequest,
     Response,
-    ViewItem,
-    issue_text,
     verb,
-    warning_rows,
 )
 from kiwi_mcp.kernel.verbs.create import Author, hidden_names, new_item, owned, refuse_tampered, warned
+from kiwi_mcp.kernel.view import Data, Notice, ViewItem, issue_text, warning_rows
 from kiwi_mcp.manifest.signatures import line
 
 _EXIT_INVALID = 4

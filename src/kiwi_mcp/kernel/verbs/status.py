@@ -11,18 +11,8 @@ from kiwi_mcp.domain.times import now_ms
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.mcp_servers import known_servers
 from kiwi_mcp.kernel.threads.work import ThreadStores
-from kiwi_mcp.kernel.verb import (
-    OWNER,
-    Data,
-    ProjectRequest,
-    Response,
-    ViewItem,
-    filled,
-    first_sentence,
-    next_hint,
-    rows,
-    verb,
-)
+from kiwi_mcp.kernel.verb import OWNER, ProjectRequest, Response, filled, verb
+from kiwi_mcp.kernel.view import Data, ViewItem, first_sentence, next_hint, rows
 from kiwi_mcp.store.threads import ThreadFilter
 
 _OWN: tuple[Source, ...] = ("project", "user")

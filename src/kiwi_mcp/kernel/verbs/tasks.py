@@ -14,21 +14,8 @@ from msgspec import UNSET, Meta, UnsetType
 from kiwi_mcp.domain.errors import InvalidRequest, NotFound
 from kiwi_mcp.domain.times import iso
 from kiwi_mcp.kernel.context import VerbContext
-from kiwi_mcp.kernel.verb import (
-    OWNER,
-    AnyJson,
-    Argument,
-    Hint,
-    NameText,
-    Option,
-    Request,
-    Response,
-    ViewItem,
-    field_rows,
-    filled,
-    rows,
-    verb,
-)
+from kiwi_mcp.kernel.verb import OWNER, AnyJson, Argument, NameText, Option, Request, Response, filled, verb
+from kiwi_mcp.kernel.view import Hint, ViewItem, field_rows, rows
 from kiwi_mcp.store.tasks import Task, Tasks
 
 _BEGINNING = re.compile(r"[0-9a-f]{4,32}")

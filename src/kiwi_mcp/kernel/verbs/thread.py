@@ -53,22 +53,15 @@ from kiwi_mcp.kernel.verb import (
     OWNER,
     AnyJson,
     Argument,
-    Data,
-    Hint,
     Item,
-    JsonData,
     LongText,
     NameText,
-    Notice,
     Option,
     Request,
     Response,
-    TableRow,
-    ViewItem,
-    issue_text,
     verb,
-    warning_rows,
 )
+from kiwi_mcp.kernel.view import Data, Hint, JsonData, Notice, TableRow, ViewItem, issue_text, warning_rows
 from kiwi_mcp.manifest.json_schema import faults
 from kiwi_mcp.primitives.secrets.redaction import Redactor
 from kiwi_mcp.store.threads import ThreadFilter, Threads

@@ -29,22 +29,9 @@ from kiwi_mcp.kernel.threads.runner import ThreadRunner
 from kiwi_mcp.kernel.threads.start import StartRequest, new_thread, unsigned_items
 from kiwi_mcp.kernel.threads.state import rebuild
 from kiwi_mcp.kernel.threads.transcript import redactor_for
-from kiwi_mcp.kernel.verb import (
-    OWNER,
-    AnyJson,
-    Argument,
-    Data,
-    LongText,
-    NameText,
-    Notice,
-    Option,
-    Request,
-    Response,
-    TableRow,
-    ViewItem,
-    verb,
-)
+from kiwi_mcp.kernel.verb import OWNER, AnyJson, Argument, LongText, NameText, Option, Request, Response, verb
 from kiwi_mcp.kernel.verbs.thread import fork_at
+from kiwi_mcp.kernel.view import Data, Notice, TableRow, ViewItem
 from kiwi_mcp.primitives.secrets.key_storage import write_private
 from kiwi_mcp.store.threads import ThreadFilter
 

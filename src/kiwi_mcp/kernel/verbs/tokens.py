@@ -9,22 +9,8 @@ import msgspec
 from msgspec import UNSET, UnsetType, field
 
 from kiwi_mcp.kernel.context import VerbContext
-from kiwi_mcp.kernel.verb import (
-    OWNER,
-    Argument,
-    Data,
-    Hint,
-    NameText,
-    NoArguments,
-    Notice,
-    Option,
-    Request,
-    Response,
-    ViewItem,
-    rows,
-    verb,
-    warning_rows,
-)
+from kiwi_mcp.kernel.verb import OWNER, Argument, NameText, NoArguments, Option, Request, Response, verb
+from kiwi_mcp.kernel.view import Data, Hint, Notice, ViewItem, rows, warning_rows
 from kiwi_mcp.policy.tokens import TokenStore
 
 TokenName = Annotated[NameText, Argument("The user of the token; the record names them.", "NAME")]

@@ -29,22 +29,8 @@ from kiwi_mcp.kernel.checkpoints.copies import Copies
 from kiwi_mcp.kernel.checkpoints.file_tree import FileState, Snapshot, content, put, remove
 from kiwi_mcp.kernel.checkpoints.git_store import Git, private_repository, stores
 from kiwi_mcp.kernel.context import VerbContext
-from kiwi_mcp.kernel.verb import (
-    ANYONE,
-    OWNER,
-    Argument,
-    Data,
-    Hint,
-    NameText,
-    Notice,
-    Option,
-    ProjectRequest,
-    Response,
-    TableRow,
-    ViewItem,
-    verb,
-    warning_rows,
-)
+from kiwi_mcp.kernel.verb import ANYONE, OWNER, Argument, NameText, Option, ProjectRequest, Response, verb
+from kiwi_mcp.kernel.view import Data, Hint, Notice, TableRow, ViewItem, warning_rows
 from kiwi_mcp.store.runs import Runs, new_run
 
 TOOL_ID = "undo"

@@ -32,8 +32,9 @@ from kiwi_mcp.kernel.pipeline import (
 )
 from kiwi_mcp.kernel.reach import reaching
 from kiwi_mcp.kernel.recorder import Run
-from kiwi_mcp.kernel.verb import ANYONE, Answer, AnyJson, Argument, Data, Response, ViewItem, verb
+from kiwi_mcp.kernel.verb import ANYONE, Answer, AnyJson, Argument, Response, verb
 from kiwi_mcp.kernel.verbs.run import CallRequest, Parameters
+from kiwi_mcp.kernel.view import Data, ViewItem
 from kiwi_mcp.manifest.templates import defaulted, variables
 from kiwi_mcp.policy.authorize import use_verdicts, verify
 from kiwi_mcp.policy.isolation import IsolationDecision, change_of, with_remedy

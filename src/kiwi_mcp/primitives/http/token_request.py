@@ -78,7 +78,7 @@ async def take(
     found = _object(body)
     taken = {word: Secret(value) for word in words if isinstance(value := found.get(word), str) and value}
     rest = {word: value for word, value in found.items() if word not in words}
-    return TokenReply(answer.status, _clean(rest, redactor), taken)
+    return TokenReply(answer.status, as_object(_object(redactor.clean(json.dumps(rest).encode()))), taken)
 
 
 def client_assertion(client_id: str, audience: str, key: str, algorithm: str, secrets: Mapping[str, str]) -> Secret:
@@ -111,7 +111,3 @@ def _object(body: bytes) -> JsonObject:
     except (ValueError, RecursionError):
         return {}
     return as_object(found)
-
-
-def _clean(content: JsonObject, redactor: Redactor) -> JsonObject:
-    return as_object(_object(redactor.clean(json.dumps(content).encode())))

@@ -7,9 +7,11 @@ import errno
 import os
 import resource
 import shutil
-from collections.abc import Coroutine, Mapping
+import subprocess
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
 from subprocess import DEVNULL, Popen
 
 from msgspec import Struct
@@ -207,3 +209,22 @@ def start_error(spec: ProcessSpec, fault: OSError | ValueError) -> KiwiError:
 
 def _unusable(command: str, reason: str, suggestion: str) -> Unavailable:
     return Unavailable(f"`{command}` cannot be started: {reason}.", suggestion=suggestion, command=command)
+
+
+def start_background(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> int:
+    """Start a program in a session of its own, without input or output, and return its process id.
+
+    It gets the variables of this process, and those in `env`.
+    """
+    process = subprocess.Popen(
+        argv,
+        cwd=cwd,
+        env={**os.environ, **env},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        close_fds=True,
+    )
+    process.returncode = 0  # nobody waits for it here, and that is no fault
+    return process.pid

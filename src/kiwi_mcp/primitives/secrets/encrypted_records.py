@@ -164,7 +164,7 @@ class KeyPairs:
         if record is None:
             raise NotFound("The private key is not on this machine.", suggestion=self._remedy, key=public)
         try:
-            private = _bytes(record.secrets[_PRIVATE])
+            private = urlsafe_b64decode(f"{record.secrets[_PRIVATE].reveal()}=")
             found = _text(public_key(private))
         except (KeyError, ValueError):
             raise StoreDamaged("The private key is damaged.", suggestion=self._remedy, key=public) from None
@@ -175,7 +175,3 @@ class KeyPairs:
 
 def _text(data: bytes) -> str:
     return urlsafe_b64encode(data).rstrip(b"=").decode()
-
-
-def _bytes(secret: Secret) -> bytes:
-    return urlsafe_b64decode(f"{secret.reveal()}=")

@@ -93,18 +93,14 @@ def _from_passphrase(state: Path) -> bytes:
     given, wrapped = _passphrase(), state / WRAPPED_NAME
     try:
         if wrapped.exists():
-            return _unwrapped(wrapped, given)
+            data = wrapped.read_bytes()
+            salt, nonce, sealed = data[:KEY_BYTES], data[KEY_BYTES : KEY_BYTES + _NONCE], data[KEY_BYTES + _NONCE :]
+            with suppress(ValueError):
+                return decrypt(derive_key(given, salt, KEY_BYTES), nonce, sealed, WRAPPED_NAME.encode())
+            raise _wrong_passphrase(state)
         return derive_key(given, (state / SALT_NAME).read_bytes(), KEY_BYTES)
     except OSError as error:
         raise unusable(state, error) from error
-
-
-def _unwrapped(path: Path, passphrase: bytes) -> bytes:
-    data = path.read_bytes()
-    salt, nonce, sealed = data[:KEY_BYTES], data[KEY_BYTES : KEY_BYTES + _NONCE], data[KEY_BYTES + _NONCE :]
-    with suppress(ValueError):
-        return decrypt(derive_key(passphrase, salt, KEY_BYTES), nonce, sealed, WRAPPED_NAME.encode())
-    raise _wrong_passphrase(path.parent)
 
 
 def _wrong_passphrase(state: Path) -> StoreDamaged:

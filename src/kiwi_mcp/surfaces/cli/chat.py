@@ -22,9 +22,9 @@ from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.domain.threads import ENDED, TOKEN_CLASSES
 from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.kernel.paths import user_space
-from kiwi_mcp.kernel.verb import first_sentence
 from kiwi_mcp.kernel.verbs import by_wire
 from kiwi_mcp.kernel.verbs.thread import ThreadResponse, question_text, reply_text
+from kiwi_mcp.kernel.view import first_sentence
 from kiwi_mcp.surfaces.cli.inputs import typed
 from kiwi_mcp.surfaces.cli.prompts import ask_text, owner_prompt
 from kiwi_mcp.surfaces.cli.screen import Screen, show_error, talk

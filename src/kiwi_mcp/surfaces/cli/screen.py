@@ -14,7 +14,7 @@ from msgspec import Struct
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.safe_text import escape_controls
-from kiwi_mcp.kernel.verb import (
+from kiwi_mcp.kernel.view import (
     Data,
     Hint,
     JsonData,

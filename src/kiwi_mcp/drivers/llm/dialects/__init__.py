@@ -8,9 +8,9 @@ from typing import Literal
 from msgspec import Struct
 
 from kiwi_mcp.domain.messages import Message, Prompt
+from kiwi_mcp.drivers.llm.dialect import ReplyReader
 from kiwi_mcp.drivers.llm.dialects import anthropic, gemini, ollama, openai_chat, openai_responses
 from kiwi_mcp.drivers.llm.provider import ModelChoice
-from kiwi_mcp.drivers.llm.reply import ReplyReader
 
 
 class Dialect(Struct, frozen=True):

@@ -9,7 +9,6 @@ from msgspec import Raw
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, compact
 from kiwi_mcp.domain.messages import (
     Message,
-    ModelReply,
     Prompt,
     ReasoningPart,
     ReplyDelta,
@@ -19,10 +18,8 @@ from kiwi_mcp.domain.messages import (
     ToolCallPart,
     ToolResultPart,
 )
-from kiwi_mcp.drivers.llm.arguments import arguments_of, input_schema
+from kiwi_mcp.drivers.llm.dialect import ReplyReader, arguments_of, count, input_schema, temperature_of
 from kiwi_mcp.drivers.llm.provider import ModelChoice
-from kiwi_mcp.drivers.llm.reply import ReplyBuilder, count, decode, raise_error
-from kiwi_mcp.primitives.http.sse import ServerEvent
 
 VERSION = "2023-06-01"
 """The version in which keys are sent as `x-api-key` and a temperature is accepted; `headers` can name a later one."""
@@ -45,9 +42,8 @@ _Block = dict[str, "Json | Raw"]
 
 def head(prompt: Prompt, choice: ModelChoice) -> dict[str, object]:
     """Return a request without its messages, with a cache marker after the tools and the system text."""
-    temperature = choice.temperature if prompt.temperature is None else prompt.temperature
     body: dict[str, object] = {"model": choice.model, "stream": True, "max_tokens": prompt.max_output}
-    if temperature is not None and "no_temperature" not in choice.quirks:
+    if (temperature := temperature_of(prompt, choice)) is not None:
         body["temperature"] = min(temperature, 1.0)
     if prompt.tools:
         tools = [
@@ -97,21 +93,20 @@ def _result(part: ToolResultPart) -> _Block:
     return {**block, "is_error": True} if part.is_error else block
 
 
-class AnthropicReader:
+class AnthropicReader(ReplyReader):
     """Reads the events of a message."""
 
     def __init__(self, choice: ModelChoice) -> None:
-        self._reply = ReplyBuilder(choice.provider, choice.model)
+        super().__init__(choice)
         self._usage: dict[str, Json] = {}
         self._stop: StopReason | None = None
 
-    def feed(self, event: ServerEvent) -> list[ReplyDelta]:
+    def take(self, data: JsonObject, text: str) -> list[ReplyDelta]:
         """Take one event."""
-        data, reply = decode(event.data), self._reply
         match data.get("type"):
             case "message_start":
                 message = as_object(data.get("message"))
-                reply.answered_by = as_text(message.get("model"))
+                self.answered_by = as_text(message.get("model"))
                 self._count(message.get("usage"))
             case "content_block_start":
                 return self._start(data.get("index"), as_object(data.get("content_block")))
@@ -124,50 +119,46 @@ class AnthropicReader:
                 if reason := as_text(as_object(data.get("delta")).get("stop_reason")):
                     self._stop = _STOPS.get(reason, "end")
             case "message_stop":
-                reply.stop = self._stop or "end"
-            case "error":
-                raise_error(data.get("error"))
+                self.stop = self._stop or "end"
             case _:
                 pass
         return []
 
     def _start(self, index: Json, block: JsonObject) -> list[ReplyDelta]:
-        reply = self._reply
         match block.get("type"):
             case "text":
-                return reply.append("text", as_text(block.get("text")), index)
+                return self.append("text", as_text(block.get("text")), index)
             case "thinking":
-                reply.draft("reasoning", index).opaque = as_text(block.get("signature"))
-                return reply.append("reasoning", as_text(block.get("thinking")), index)
+                self.draft("reasoning", index).opaque = as_text(block.get("signature"))
+                return self.append("reasoning", as_text(block.get("thinking")), index)
             case "redacted_thinking":
-                reply.draft("reasoning", index).opaque = f"{_REDACTED}{as_text(block.get('data'))}"
+                self.draft("reasoning", index).opaque = f"{_REDACTED}{as_text(block.get('data'))}"
             case "tool_use":
-                deltas = reply.start_call(index, id=as_text(block.get("id")), name=as_text(block.get("name")))
+                deltas = self.start_call(index, id=as_text(block.get("id")), name=as_text(block.get("name")))
                 if given := as_object(block.get("input")):
-                    reply.draft("call", index).text = compact(given)
+                    self.draft("call", index).text = compact(given)
                 return deltas
             case _:
                 pass
         return []
 
     def _delta(self, index: Json, delta: JsonObject) -> list[ReplyDelta]:
-        reply = self._reply
         match delta.get("type"):
             case "text_delta":
-                return reply.append("text", as_text(delta.get("text")), index)
+                return self.append("text", as_text(delta.get("text")), index)
             case "thinking_delta":
-                return reply.append("reasoning", as_text(delta.get("thinking")), index)
+                return self.append("reasoning", as_text(delta.get("thinking")), index)
             case "signature_delta":
-                reply.draft("reasoning", index).opaque += as_text(delta.get("signature"))
-            case "input_json_delta" if reply.has(index):
-                reply.draft("call", index).text += as_text(delta.get("partial_json"))
+                self.draft("reasoning", index).opaque += as_text(delta.get("signature"))
+            case "input_json_delta" if self.has(index):
+                self.draft("call", index).text += as_text(delta.get("partial_json"))
             case _:
                 pass
         return []
 
     def _complete(self, index: Json) -> None:
-        if self._reply.has(index):
-            draft = self._reply.draft("text", index)
+        if self.has(index):
+            draft = self.draft("text", index)
             draft.is_complete = True
             if draft.kind == "call" and not draft.text:
                 draft.text = "{}"  # a call without arguments has no deltas
@@ -175,13 +166,9 @@ class AnthropicReader:
     def _count(self, usage: Json) -> None:
         self._usage |= {name: value for name, value in as_object(usage).items() if value is not None}
         if self._usage:
-            self._reply.usage = TokenUsage(
+            self.usage = TokenUsage(
                 input=count(self._usage, "input_tokens"),
                 cache_read=count(self._usage, "cache_read_input_tokens"),
                 cache_write=count(self._usage, "cache_creation_input_tokens"),
                 output=count(self._usage, "output_tokens"),
             )
-
-    def finish(self) -> ModelReply:
-        """Return the reply."""
-        return self._reply.reply()

@@ -10,7 +10,6 @@ from msgspec import Raw
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.messages import (
     Message,
-    ModelReply,
     Prompt,
     ReasoningPart,
     ReplyDelta,
@@ -20,10 +19,8 @@ from kiwi_mcp.domain.messages import (
     ToolCallPart,
     ToolResultPart,
 )
-from kiwi_mcp.drivers.llm.arguments import arguments_of, input_schema
+from kiwi_mcp.drivers.llm.dialect import ReplyReader, arguments_of, count, input_schema, temperature_of
 from kiwi_mcp.drivers.llm.provider import ModelChoice
-from kiwi_mcp.drivers.llm.reply import ReplyBuilder, count, decode, raise_error
-from kiwi_mcp.primitives.http.sse import ServerEvent
 
 _UNSIGNED = "skip_thought_signature_validator"
 """What Gemini takes in place of the signature of a call that another model made."""
@@ -42,9 +39,8 @@ _Part = dict[str, "Json | Raw"]
 
 def head(prompt: Prompt, choice: ModelChoice) -> dict[str, object]:
     """Return a request without its contents."""
-    temperature = choice.temperature if prompt.temperature is None else prompt.temperature
     generation: dict[str, Json] = {"maxOutputTokens": prompt.max_output}
-    if temperature is not None and "no_temperature" not in choice.quirks:
+    if (temperature := temperature_of(prompt, choice)) is not None:
         generation["temperature"] = temperature
     body: dict[str, object] = {"generationConfig": generation}
     if prompt.tools:
@@ -73,7 +69,7 @@ def _parts(message: Message) -> Iterator[_Part]:
             case ReasoningPart(opaque=opaque) if opaque:
                 yield {"text": "", "thoughtSignature": opaque}
             case ToolCallPart():
-                call: _Part = {"functionCall": _call(part)}
+                call: _Part = {"functionCall": {"id": part.id, "name": part.name, "args": arguments_of(part)}}
                 # Only the first of several calls has a signature.
                 if part.opaque or is_first:
                     call["thoughtSignature"] = part.opaque or _UNSIGNED
@@ -85,10 +81,6 @@ def _parts(message: Message) -> Iterator[_Part]:
                 yield {"functionResponse": {"id": part.id, "name": part.name, "response": response}}
             case _:
                 continue
-
-
-def _call(part: ToolCallPart) -> Json:
-    return {"id": part.id, "name": part.name, "args": arguments_of(part)}
 
 
 class _Call(msgspec.Struct):
@@ -115,51 +107,45 @@ class _Chunk(msgspec.Struct):
     candidates: list[_Candidate] = []
 
 
-class GeminiReader:
+class GeminiReader(ReplyReader):
     """Reads the chunks of a content."""
 
     def __init__(self, choice: ModelChoice) -> None:
-        self._reply = ReplyBuilder(choice.provider, choice.model)
+        super().__init__(choice)
         self._calls = 0
 
-    def feed(self, event: ServerEvent) -> list[ReplyDelta]:
+    def take(self, data: JsonObject, text: str) -> list[ReplyDelta]:
         """Take one chunk."""
-        chunk, reply = decode(event.data), self._reply
-        raise_error(chunk.get("error"))
-        reply.answered_by = as_text(chunk.get("modelVersion")) or reply.answered_by
-        if usage := as_object(chunk.get("usageMetadata")):
-            reply.usage = _usage(usage)
-        if as_text(as_object(chunk.get("promptFeedback")).get("blockReason")):
-            reply.stop = "filtered"
+        self.answered_by = as_text(data.get("modelVersion")) or self.answered_by
+        if usage := as_object(data.get("usageMetadata")):
+            self.usage = _usage(usage)
+        if as_text(as_object(data.get("promptFeedback")).get("blockReason")):
+            self.stop = "filtered"
         deltas: list[ReplyDelta] = []
-        for candidate in map(as_object, as_list(chunk.get("candidates"))[:1]):
+        for candidate in map(as_object, as_list(data.get("candidates"))[:1]):
             parts = list(map(as_object, as_list(as_object(candidate.get("content")).get("parts"))))
-            calls = _calls(event.data) if any("functionCall" in part for part in parts) else []
+            calls = _calls(text) if any("functionCall" in part for part in parts) else []
             for number, part in enumerate(parts):
                 deltas += self._part(part, calls[number] if calls else None)
             if reason := as_text(candidate.get("finishReason")):
-                reply.stop = _STOPS.get(reason, "end")
+                self.stop = _STOPS.get(reason, "end")
         return deltas
 
     def _part(self, part: JsonObject, call: _Call | None) -> list[ReplyDelta]:
-        reply, signature = self._reply, as_text(part.get("thoughtSignature"))
+        signature = as_text(part.get("thoughtSignature"))
         if call is not None:
             self._calls += 1
             key = ("call", self._calls)
-            deltas = reply.start_call(key, id=call.id or "", name=call.name)
-            draft = reply.draft("call", key)
+            deltas = self.start_call(key, id=call.id or "", name=call.name)
+            draft = self.draft("call", key)
             draft.text, draft.opaque, draft.is_complete = bytes(call.args).decode(), signature, True
             return deltas
         if part.get("thought"):
-            return reply.append("reasoning", as_text(part.get("text")))
-        deltas = reply.append("text", as_text(part.get("text")))
+            return self.append("reasoning", as_text(part.get("text")))
+        deltas = self.append("text", as_text(part.get("text")))
         if signature:  # of a text; it is sent back as a part of its own
-            reply.draft("reasoning", ("signature", signature)).opaque = signature
+            self.draft("reasoning", ("signature", signature)).opaque = signature
         return deltas
-
-    def finish(self) -> ModelReply:
-        """Return the reply."""
-        return self._reply.reply()
 
 
 def _calls(data: str) -> list[_Call | None]:

@@ -10,7 +10,6 @@ from msgspec import Raw
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
 from kiwi_mcp.domain.messages import (
     Message,
-    ModelReply,
     Prompt,
     ReasoningPart,
     ReplyDelta,
@@ -20,35 +19,22 @@ from kiwi_mcp.domain.messages import (
     ToolCallPart,
     ToolResultPart,
 )
-from kiwi_mcp.drivers.llm.arguments import arguments_of, input_schema
+from kiwi_mcp.drivers.llm.dialect import ReplyReader, arguments_of, count, function_tool, temperature_of
 from kiwi_mcp.drivers.llm.provider import ModelChoice
-from kiwi_mcp.drivers.llm.reply import ReplyBuilder, count, decode, raise_error
-from kiwi_mcp.primitives.http.sse import ServerEvent
 
 _STOPS: dict[str, StopReason] = {"stop": "end", "length": "length"}
 
 
 def head(prompt: Prompt, choice: ModelChoice) -> dict[str, object]:
     """Return a request with the system text as its first message, and the context size: the default is small."""
-    temperature = choice.temperature if prompt.temperature is None else prompt.temperature
     options: dict[str, Json] = {"num_predict": prompt.max_output}
     if choice.context:
         options["num_ctx"] = choice.context
-    if temperature is not None and "no_temperature" not in choice.quirks:
+    if (temperature := temperature_of(prompt, choice)) is not None:
         options["temperature"] = temperature
     body: dict[str, object] = {"model": choice.model, "stream": True, "options": options}
     if prompt.tools:
-        body["tools"] = [
-            {
-                "type": "function",
-                "function": {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "parameters": input_schema(tool.parameters),
-                },
-            }
-            for tool in prompt.tools
-        ]
+        body["tools"] = [function_tool(tool) for tool in prompt.tools]
     if prompt.system:
         body["messages"] = [{"role": "system", "content": prompt.system}]
     return body
@@ -115,41 +101,31 @@ class _Line(msgspec.Struct):
     message: _Message
 
 
-class OllamaReader:
+class OllamaReader(ReplyReader):
     """Reads the lines of a reply."""
 
     def __init__(self, choice: ModelChoice) -> None:
-        self._reply = ReplyBuilder(choice.provider, choice.model)
+        super().__init__(choice)
         self._calls = 0
 
-    def feed(self, event: ServerEvent) -> list[ReplyDelta]:
+    def take(self, data: JsonObject, text: str) -> list[ReplyDelta]:
         """Take one line."""
-        line, reply = decode(event.data), self._reply
-        raise_error(line.get("error"))
-        reply.answered_by = as_text(line.get("model")) or reply.answered_by
-        message = as_object(line.get("message"))
-        deltas = reply.append("reasoning", as_text(message.get("thinking")))
-        deltas += reply.append("text", as_text(message.get("content")))
+        self.answered_by = as_text(data.get("model")) or self.answered_by
+        message = as_object(data.get("message"))
+        deltas = self.append("reasoning", as_text(message.get("thinking")))
+        deltas += self.append("text", as_text(message.get("content")))
         if message.get("tool_calls"):
-            deltas += self._called(event.data)
-        if line.get("done") is True:
-            reply.stop = _STOPS.get(as_text(line.get("done_reason")), "end")
-            if "eval_count" in line:
-                reply.usage = _usage(line)
+            deltas += self._called(text)
+        if data.get("done") is True:
+            self.stop = _STOPS.get(as_text(data.get("done_reason")), "end")
+            if "eval_count" in data:
+                self.usage = TokenUsage(input=count(data, "prompt_eval_count"), output=count(data, "eval_count"))
         return deltas
 
     def _called(self, data: str) -> Iterator[ReplyDelta]:
         for call in msgspec.json.decode(data, type=_Line).message.tool_calls or ():
             self._calls += 1
             key = ("call", self._calls)
-            yield from self._reply.start_call(key, id=call.id or "", name=call.function.name)
-            draft = self._reply.draft("call", key)
+            yield from self.start_call(key, id=call.id or "", name=call.function.name)
+            draft = self.draft("call", key)
             draft.text, draft.is_complete = bytes(call.function.arguments).decode(), True
-
-    def finish(self) -> ModelReply:
-        """Return the reply."""
-        return self._reply.reply()
-
-
-def _usage(line: JsonObject) -> TokenUsage:
-    return TokenUsage(input=count(line, "prompt_eval_count"), output=count(line, "eval_count"))

@@ -8,7 +8,6 @@ from hashlib import sha256
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
 from kiwi_mcp.domain.messages import (
     Message,
-    ModelReply,
     Prompt,
     ReasoningPart,
     ReplyDelta,
@@ -16,13 +15,10 @@ from kiwi_mcp.domain.messages import (
     TextPart,
     TokenUsage,
     ToolCallPart,
-    ToolDefinition,
     ToolResultPart,
 )
-from kiwi_mcp.drivers.llm.arguments import arguments_text, input_schema
+from kiwi_mcp.drivers.llm.dialect import ReplyReader, arguments_text, count, function_tool, temperature_of
 from kiwi_mcp.drivers.llm.provider import ModelChoice
-from kiwi_mcp.drivers.llm.reply import ReplyBuilder, count, decode, raise_error
-from kiwi_mcp.primitives.http.sse import ServerEvent
 
 _STOPS: dict[str, StopReason] = {
     "stop": "end",
@@ -35,17 +31,16 @@ _STOPS: dict[str, StopReason] = {
 
 def head(prompt: Prompt, choice: ModelChoice) -> dict[str, object]:
     """Return a request with the system text as its first message."""
-    temperature = choice.temperature if prompt.temperature is None else prompt.temperature
     body: dict[str, object] = {"model": choice.model, "stream": True}
     if "no_stream_options" not in choice.quirks:
         body["stream_options"] = {"include_usage": True}
     body[choice.cap_field or "max_completion_tokens"] = prompt.max_output
-    if temperature is not None and "no_temperature" not in choice.quirks:
+    if (temperature := temperature_of(prompt, choice)) is not None:
         body["temperature"] = temperature
     if prompt.cache_key and "cache_key" in choice.quirks:
         body["prompt_cache_key"] = prompt.cache_key
     if prompt.tools:
-        body["tools"] = [_tool(tool) for tool in prompt.tools]
+        body["tools"] = [function_tool(tool) for tool in prompt.tools]
     if prompt.system:
         body["messages"] = [{"role": "system", "content": prompt.system}]
     return body
@@ -55,15 +50,6 @@ def rows(messages: Sequence[Message], choice: ModelChoice, _: bool) -> Iterator[
     """Yield messages; each text and each result is one of its own."""
     for message in messages:
         yield from _rows(message, choice)
-
-
-def _tool(tool: ToolDefinition) -> JsonObject:
-    function: JsonObject = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": input_schema(tool.parameters),
-    }
-    return {"type": "function", "function": function}
 
 
 def _rows(message: Message, choice: ModelChoice) -> Iterator[JsonObject]:
@@ -111,58 +97,45 @@ def _id(given: str, choice: ModelChoice) -> str:
     return sha256(given.encode()).hexdigest()[:9] if "short_ids" in choice.quirks and not is_short else given
 
 
-class ChatReader:
+class ChatReader(ReplyReader):
     """Reads the chunks of a completion."""
 
     def __init__(self, choice: ModelChoice) -> None:
-        self._reply = ReplyBuilder(choice.provider, choice.model)
+        super().__init__(choice)
         self._refused = False
 
-    def feed(self, event: ServerEvent) -> list[ReplyDelta]:
+    def take(self, data: JsonObject, text: str) -> list[ReplyDelta]:
         """Take one chunk."""
-        if event.data.strip() == "[DONE]":
-            return []
-        chunk = decode(event.data)
-        raise_error(chunk.get("error"))
-        reply = self._reply
-        reply.answered_by = as_text(chunk.get("model")) or reply.answered_by
-        if usage := as_object(chunk.get("usage")):
-            reply.usage = _usage(usage)
+        self.answered_by = as_text(data.get("model")) or self.answered_by
+        if usage := as_object(data.get("usage")):
+            self.usage = _usage(usage)
         deltas: list[ReplyDelta] = []
-        for option in as_list(chunk.get("choices"))[:1]:
+        for option in as_list(data.get("choices"))[:1]:
             delta = as_object(as_object(option).get("delta"))
             deltas += self._delta(delta)
             if reason := as_text(as_object(option).get("finish_reason")):
-                reply.stop = "refusal" if self._refused else _STOPS.get(reason, "end")
+                self.stop = "refusal" if self._refused else _STOPS.get(reason, "end")
         return deltas
 
     def _delta(self, delta: JsonObject) -> Iterator[ReplyDelta]:
-        reply = self._reply
-        yield from reply.append("reasoning", as_text(delta.get("reasoning_content")) or as_text(delta.get("reasoning")))
+        yield from self.append("reasoning", as_text(delta.get("reasoning_content")) or as_text(delta.get("reasoning")))
         content = delta.get("content")
-        yield from reply.append("text", as_text(content))
+        yield from self.append("text", as_text(content))
         for part in map(as_object, as_list(content)):  # some servers stream parts
-            yield from reply.append("text", as_text(part.get("text")))
+            yield from self.append("text", as_text(part.get("text")))
             for thought in map(as_object, as_list(part.get("thinking"))):
-                yield from reply.append("reasoning", as_text(thought.get("text")))
+                yield from self.append("reasoning", as_text(thought.get("text")))
         if refusal := as_text(delta.get("refusal")):
             self._refused = True
-            yield from reply.append("text", refusal)
+            yield from self.append("text", refusal)
         for number, call in enumerate(map(as_object, as_list(delta.get("tool_calls")))):
             function, index = as_object(call.get("function")), call.get("index")
             # Servers that leave out the index send each call whole, with an id of its own.
             key = ("call", index if isinstance(index, int) else as_text(call.get("id")) or f"#{number}")
-            yield from reply.start_call(key, id=as_text(call.get("id")), name=as_text(function.get("name")))
+            yield from self.start_call(key, id=as_text(call.get("id")), name=as_text(function.get("name")))
             arguments = function.get("arguments")
-            reply.draft("call", key).text += arguments if isinstance(arguments, str) else _written(arguments)
-
-    def finish(self) -> ModelReply:
-        """Return the reply."""
-        return self._reply.reply()
-
-
-def _written(arguments: Json) -> str:
-    return compact(arguments) if arguments is not None else ""
+            written = arguments if isinstance(arguments, str | None) else compact(arguments)
+            self.draft("call", key).text += written or ""
 
 
 def _usage(usage: JsonObject) -> TokenUsage:

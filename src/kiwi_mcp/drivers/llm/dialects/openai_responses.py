@@ -9,7 +9,6 @@ from msgspec import Raw
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
 from kiwi_mcp.domain.messages import (
     Message,
-    ModelReply,
     Prompt,
     ReasoningPart,
     ReplyDelta,
@@ -19,17 +18,22 @@ from kiwi_mcp.domain.messages import (
     ToolCallPart,
     ToolResultPart,
 )
-from kiwi_mcp.drivers.llm.arguments import arguments_text, input_schema, is_object
+from kiwi_mcp.drivers.llm.dialect import (
+    ReplyReader,
+    arguments_text,
+    count,
+    input_schema,
+    is_object,
+    raise_error,
+    temperature_of,
+)
 from kiwi_mcp.drivers.llm.provider import ModelChoice
-from kiwi_mcp.drivers.llm.reply import ReplyBuilder, count, decode, raise_error
-from kiwi_mcp.primitives.http.sse import ServerEvent
 
 _INCOMPLETE: dict[str, StopReason] = {"max_output_tokens": "length", "content_filter": "filtered"}
 
 
 def head(prompt: Prompt, choice: ModelChoice) -> dict[str, object]:
     """Return a request without its items."""
-    temperature = choice.temperature if prompt.temperature is None else prompt.temperature
     body: dict[str, object] = {
         "model": choice.model,
         "stream": True,
@@ -38,7 +42,7 @@ def head(prompt: Prompt, choice: ModelChoice) -> dict[str, object]:
     }
     if "encrypted_reasoning" in choice.quirks:
         body["include"] = ["reasoning.encrypted_content"]
-    if temperature is not None and "no_temperature" not in choice.quirks:
+    if (temperature := temperature_of(prompt, choice)) is not None:
         body["temperature"] = temperature
     if prompt.cache_key and "cache_key" in choice.quirks:
         body["prompt_cache_key"] = prompt.cache_key
@@ -98,36 +102,33 @@ def _result(part: ToolResultPart, choice: ModelChoice) -> JsonObject:
     return {"type": "function_call_output", "call_id": part.id, "output": output}
 
 
-class ResponsesReader:
+class ResponsesReader(ReplyReader):
     """Reads the events of a response."""
 
     def __init__(self, choice: ModelChoice) -> None:
-        self._reply = ReplyBuilder(choice.provider, choice.model)
+        super().__init__(choice)
         self._refused = False
         self._has_text = False
         """Whether the text of the current message came in deltas."""
 
-    def feed(self, event: ServerEvent) -> list[ReplyDelta]:
+    def take(self, data: JsonObject, text: str) -> list[ReplyDelta]:
         """Take one event."""
-        if event.data.strip() == "[DONE]":
-            return []
-        data, reply = decode(event.data), self._reply
         index = data.get("output_index")
         match data.get("type"):
             case "response.created":
-                reply.answered_by = as_text(as_object(data.get("response")).get("model"))
+                self.answered_by = as_text(as_object(data.get("response")).get("model"))
             case "response.output_item.added":
                 return self._start(index, as_object(data.get("item")))
             case "response.output_text.delta":
                 self._has_text = True
-                return reply.append("text", as_text(data.get("delta")), ("text", index, data.get("content_index")))
+                return self.append("text", as_text(data.get("delta")), ("text", index, data.get("content_index")))
             case "response.refusal.delta":
                 self._refused = True
-                return reply.append("text", as_text(data.get("delta")), ("refusal", index))
+                return self.append("text", as_text(data.get("delta")), ("refusal", index))
             case "response.reasoning_summary_text.delta" | "response.reasoning_text.delta":
-                return reply.append("reasoning", as_text(data.get("delta")), ("reasoning", index))
-            case "response.function_call_arguments.delta" if reply.has(("call", index)):
-                reply.draft("call", ("call", index)).text += as_text(data.get("delta"))
+                return self.append("reasoning", as_text(data.get("delta")), ("reasoning", index))
+            case "response.function_call_arguments.delta" if self.has(("call", index)):
+                self.draft("call", ("call", index)).text += as_text(data.get("delta"))
             case "response.output_item.done":
                 return self._complete(index, as_object(data.get("item")))
             case "response.completed" | "response.incomplete":
@@ -135,7 +136,7 @@ class ResponsesReader:
             case "response.failed":
                 raise_error(as_object(data.get("response")).get("error") or "The response failed.")
             case "error":
-                raise_error(data.get("error") or {"message": data.get("message"), "type": data.get("code")})
+                raise_error({"message": data.get("message"), "type": data.get("code")})
             case _:
                 pass
         return []
@@ -144,11 +145,11 @@ class ResponsesReader:
         match item.get("type"):
             case "function_call":
                 key = ("call", index)
-                deltas = self._reply.start_call(key, id=as_text(item.get("call_id")), name=as_text(item.get("name")))
-                self._reply.draft("call", key).text = as_text(item.get("arguments"))
+                deltas = self.start_call(key, id=as_text(item.get("call_id")), name=as_text(item.get("name")))
+                self.draft("call", key).text = as_text(item.get("arguments"))
                 return deltas
             case "reasoning":
-                self._reply.draft("reasoning", ("reasoning", index))
+                self.draft("reasoning", ("reasoning", index))
             case _:
                 pass
         return []
@@ -159,35 +160,30 @@ class ResponsesReader:
         match item.get("type"):
             case "function_call":
                 deltas = self._start(index, item)
-                self._reply.draft("call", ("call", index)).is_complete = True
+                self.draft("call", ("call", index)).is_complete = True
             case "reasoning":
-                draft = self._reply.draft("reasoning", ("reasoning", index))
+                draft = self.draft("reasoning", ("reasoning", index))
                 if as_text(item.get("encrypted_content")):
                     draft.opaque = compact({key: value for key, value in item.items() if key != "status"})
             case "message":
                 # Some servers leave out the indices of deltas, so they cannot be compared with those of the item.
                 for part in map(as_object, as_list(item.get("content")) if not self._has_text else ()):
-                    deltas += self._reply.append("text", as_text(part.get("text")), ("text", index, len(deltas)))
+                    deltas += self.append("text", as_text(part.get("text")), ("text", index, len(deltas)))
                 self._has_text = False
             case _:
                 pass
         return deltas
 
     def _end(self, response: JsonObject) -> None:
-        reply = self._reply
-        reply.answered_by = as_text(response.get("model")) or reply.answered_by
+        self.answered_by = as_text(response.get("model")) or self.answered_by
         reason = as_text(as_object(response.get("incomplete_details")).get("reason"))
-        reply.stop = "refusal" if self._refused else _INCOMPLETE.get(reason, "length") if reason else "end"
+        self.stop = "refusal" if self._refused else _INCOMPLETE.get(reason, "length") if reason else "end"
         if usage := as_object(response.get("usage")):
             read = count(usage, "input_tokens_details", "cached_tokens")
             written = count(usage, "input_tokens_details", "cache_write_tokens")
-            reply.usage = TokenUsage(
+            self.usage = TokenUsage(
                 input=max(0, count(usage, "input_tokens") - read - written),
                 cache_read=read,
                 cache_write=written,
                 output=count(usage, "output_tokens"),
             )
-
-    def finish(self) -> ModelReply:
-        """Return the reply."""
-        return self._reply.reply()

@@ -21,20 +21,7 @@ from kiwi_mcp.kernel.mcp_definitions import accepted, difference, launch_summary
 from kiwi_mcp.kernel.mcp_servers import find_server, key_of, new_record
 from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.kernel.tool_names import touch_server_names
-from kiwi_mcp.kernel.verb import (
-    ANYONE,
-    OWNER,
-    Argument,
-    Data,
-    DryRun,
-    NameText,
-    Notice,
-    Response,
-    ViewItem,
-    next_hint,
-    verb,
-    warning_rows,
-)
+from kiwi_mcp.kernel.verb import ANYONE, OWNER, Argument, DryRun, NameText, Response, verb
 from kiwi_mcp.kernel.verbs.mcp.servers import (
     ASK_OWNER,
     MARKS,
@@ -44,6 +31,7 @@ from kiwi_mcp.kernel.verbs.mcp.servers import (
     visible_items,
     visible_server,
 )
+from kiwi_mcp.kernel.view import Data, Notice, ViewItem, next_hint, warning_rows
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.policy.needs import needs_told
 from kiwi_mcp.primitives.http.addresses import local_network_host

@@ -34,15 +34,10 @@ from kiwi_mcp.kernel.verb import (
     DryRun,
     LongText,
     NameText,
-    Notice,
     Option,
     ProjectRequest,
     Response,
-    TableRow,
-    ViewItem,
-    next_hint,
     verb,
-    warning_rows,
 )
 from kiwi_mcp.kernel.verbs.create import Author, CreateRequest, UpdateRequest, create_item, update_item
 from kiwi_mcp.kernel.verbs.init import ignore_derived
@@ -62,6 +57,7 @@ from kiwi_mcp.kernel.verbs.mcp.servers import (
     open_context,
     package_of,
 )
+from kiwi_mcp.kernel.view import Notice, TableRow, ViewItem, next_hint, warning_rows
 from kiwi_mcp.manifest.mcp.clients import (
     Configuration,
     Scope,

@@ -26,23 +26,10 @@ from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.mcp_definitions import launch_of
 from kiwi_mcp.kernel.mcp_servers import known_servers, server_secrets
 from kiwi_mcp.kernel.paths import no_project_space
-from kiwi_mcp.kernel.verb import (
-    OWNER,
-    Argument,
-    Data,
-    DryRun,
-    NameText,
-    Notice,
-    Option,
-    ProjectRequest,
-    Response,
-    TableRow,
-    ViewItem,
-    next_hint,
-    verb,
-)
+from kiwi_mcp.kernel.verb import OWNER, Argument, DryRun, NameText, Option, ProjectRequest, Response, verb
 from kiwi_mcp.kernel.verbs.mcp.add import shown_path
 from kiwi_mcp.kernel.verbs.mcp.servers import NO_NETWORK, may_reach
+from kiwi_mcp.kernel.view import Data, Notice, TableRow, ViewItem, next_hint
 from kiwi_mcp.manifest.mcp.client_entry import ENTRY, ClientFileChange, apply, keep_copy, plan_connect, plan_undo
 from kiwi_mcp.manifest.mcp.clients import SCOPES, Scope, clients, find_configurations, read_configuration, read_text
 from kiwi_mcp.manifest.mcp.known_servers import server_in

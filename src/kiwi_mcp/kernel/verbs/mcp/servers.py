@@ -32,21 +32,16 @@ from kiwi_mcp.kernel.verb import (
     OWNER,
     AnyJson,
     Argument,
-    Data,
     DryRun,
     NameText,
-    Notice,
     Option,
     ProjectRequest,
     Response,
-    TableRow,
-    ViewItem,
     Where,
-    next_hint,
     verb,
-    warning_rows,
 )
 from kiwi_mcp.kernel.verbs.create import Author, DeleteRequest, delete_item
+from kiwi_mcp.kernel.view import Data, Notice, TableRow, ViewItem, next_hint, warning_rows
 from kiwi_mcp.policy.needs import needs_told
 from kiwi_mcp.store.mcp_definitions import McpDefinitions
 

@@ -41,23 +41,9 @@ from kiwi_mcp.kernel.context import Context, VerbContext
 from kiwi_mcp.kernel.remotes import open_remote
 from kiwi_mcp.kernel.signer import Signer, signed_files
 from kiwi_mcp.kernel.validation import Verdict, examine
-from kiwi_mcp.kernel.verb import (
-    AUTHOR,
-    OF_TYPE,
-    AnyJson,
-    Data,
-    DryRun,
-    Hint,
-    NameText,
-    Notice,
-    Option,
-    PlaceToWrite,
-    Response,
-    ViewItem,
-    verb,
-    warning_rows,
-)
+from kiwi_mcp.kernel.verb import AUTHOR, OF_TYPE, AnyJson, DryRun, NameText, Option, PlaceToWrite, Response, verb
 from kiwi_mcp.kernel.verbs.registry.versions import Address, PublishedItemRequest, save_namespaces
+from kiwi_mcp.kernel.view import Data, Hint, Notice, ViewItem, warning_rows
 from kiwi_mcp.manifest.signatures import DETACHED
 from kiwi_mcp.manifest.trust_file import TrustFile
 from kiwi_mcp.policy.authorize import refuse_lost

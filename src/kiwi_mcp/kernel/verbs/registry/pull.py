@@ -20,21 +20,7 @@ from kiwi_mcp.domain.names import is_namespace
 from kiwi_mcp.domain.registry import PublishResult, VersionName
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.remotes import open_source
-from kiwi_mcp.kernel.verb import (
-    AUTHOR,
-    AnyJson,
-    Argument,
-    Data,
-    DryRun,
-    NameText,
-    Notice,
-    Option,
-    Response,
-    ViewItem,
-    next_hint,
-    verb,
-    warning_rows,
-)
+from kiwi_mcp.kernel.verb import AUTHOR, AnyJson, Argument, DryRun, NameText, Option, Response, verb
 from kiwi_mcp.kernel.verbs.registry.versions import (
     SHORT_DIGEST,
     AcceptUnsigned,
@@ -43,6 +29,7 @@ from kiwi_mcp.kernel.verbs.registry.versions import (
     TrustKey,
     save_namespaces,
 )
+from kiwi_mcp.kernel.view import Data, Notice, ViewItem, next_hint, warning_rows
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.policy.admission import Admission, PullConsent
 from kiwi_mcp.store.registry.registry import Registry

@@ -20,18 +20,14 @@ from kiwi_mcp.kernel.verb import (
     OWNER,
     AnyJson,
     Argument,
-    Data,
     DryRun,
     LongText,
     NameText,
-    Notice,
     Option,
     ProjectRequest,
     Request,
     Response,
-    ViewItem,
     verb,
-    warning_rows,
 )
 from kiwi_mcp.kernel.verbs.registry.versions import (
     AcceptUnsigned,
@@ -40,6 +36,7 @@ from kiwi_mcp.kernel.verbs.registry.versions import (
     save_namespaces,
     store_path,
 )
+from kiwi_mcp.kernel.view import Data, Notice, ViewItem, warning_rows
 from kiwi_mcp.policy.admission import Admission, PullConsent
 from kiwi_mcp.store.open import masked
 from kiwi_mcp.store.remote.port import LocalRegistry, RemoteRegistry

@@ -30,20 +30,15 @@ from kiwi_mcp.kernel.verb import (
     ANYONE,
     AnyJson,
     Argument,
-    Data,
-    Hint,
     Item,
     NameText,
-    Notice,
     Option,
     ProjectRequest,
     Response,
-    TableRow,
-    ViewItem,
     Where,
-    issue_text,
     verb,
 )
+from kiwi_mcp.kernel.view import Data, Hint, Notice, TableRow, ViewItem, issue_text
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.signatures import fingerprint
 from kiwi_mcp.manifest.trust_file import TrustFile

@@ -14,19 +14,7 @@ from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.names import Version
 from kiwi_mcp.domain.registry import VersionInfo
 from kiwi_mcp.kernel.context import VerbContext
-from kiwi_mcp.kernel.verb import (
-    AUTHOR,
-    Argument,
-    Data,
-    DryRun,
-    NameText,
-    Notice,
-    Option,
-    Response,
-    ViewItem,
-    next_hint,
-    verb,
-)
+from kiwi_mcp.kernel.verb import AUTHOR, Argument, DryRun, NameText, Option, Response, verb
 from kiwi_mcp.kernel.verbs.registry.versions import (
     PublishedItemRequest,
     VersionLine,
@@ -35,6 +23,7 @@ from kiwi_mcp.kernel.verbs.registry.versions import (
     save_namespaces,
     version_rows,
 )
+from kiwi_mcp.kernel.view import Data, Notice, ViewItem, next_hint
 from kiwi_mcp.store.registry.publish import StatusOp
 from kiwi_mcp.store.registry.registry import Registry
 

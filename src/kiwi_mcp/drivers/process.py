@@ -1,38 +1,43 @@
-"""The process driver: one process from a tool's files and its runtime's config, and an outcome from its output."""
+"""The process driver: one process from the files of a tool and the config of its runtime; builds and syntax checks."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
 from signal import Signals
+from stat import S_ISREG
 from typing import Literal
+from uuid import uuid4
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kiwi_mcp.catalog.item_reader import load_bytes
 from kiwi_mcp.domain.calls import Caller, Space
-from kiwi_mcp.domain.errors import InvalidArguments, InvalidManifest, IsolationUnavailable, Unavailable
+from kiwi_mcp.domain.errors import BuildFailed, InvalidArguments, InvalidManifest, IsolationUnavailable, Unavailable
 from kiwi_mcp.domain.isolation import Level, SandboxProfile, strictest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain, Tool
-from kiwi_mcp.domain.json import Json, JsonObject, as_object, compact, text_of
-from kiwi_mcp.domain.outcome import Logs, Outcome, Report
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
+from kiwi_mcp.domain.outcome import Logs, Outcome, Progress, Report, silent
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
 from kiwi_mcp.drivers.driver import Dispatch, SyntaxCheck
-from kiwi_mcp.drivers.environments.environment import Environment, base_env
+from kiwi_mcp.drivers.environments.environment import Environment, base_env, make_once
 from kiwi_mcp.drivers.environments.installer import Installer, install_level
 from kiwi_mcp.drivers.environments.package_manager import PackageManager
 from kiwi_mcp.drivers.output import NotJsonOutput, ParsedOutput, json_or_text, parse
-from kiwi_mcp.drivers.process.placeholders import ENTRYPOINT, check_words, facts_of, fill, names_entrypoint, values_of
-from kiwi_mcp.drivers.process.snapshot import have_snapshot
-from kiwi_mcp.drivers.process.toolchain import Build, bind_build, check_syntax, make_build, plan_check
 from kiwi_mcp.drivers.sandboxed import backend_for, open_sandbox
 from kiwi_mcp.manifest.runtime import RuntimeConfig, declared_env, runtime_config, seconds, texts
-from kiwi_mcp.manifest.templates import Values, defaulted, escape, placeholders, render, variables
+from kiwi_mcp.manifest.templates import ABSENT, Values, defaulted, escape, placeholders, plain, render, variables
 from kiwi_mcp.policy.isolation import with_remedy
+from kiwi_mcp.primitives.process import run
 from kiwi_mcp.primitives.process.run import ProcessResult
 from kiwi_mcp.primitives.process.spawn import find_program, search_path
 
@@ -395,3 +400,265 @@ def _signal(number: int) -> str:
 def _last_line(text: str) -> str:
     lines = text.strip().splitlines()
     return lines[-1].strip()[:500] if lines else ""
+
+
+_BUILD_TIMEOUT = 600.0
+_LAST_LINES = 30
+
+
+class Build(Struct, frozen=True):
+    """One run of a compiler in the folder it builds in."""
+
+    tool_id: str
+    argv: tuple[str, ...]
+    folder: str
+    env: Mapping[str, str]
+
+    def to_json(self) -> JsonObject:
+        """Return what a plan says about it."""
+        return {"tool_id": self.tool_id, "argv": list(self.argv), "folder": self.folder, "env": self.env}
+
+    @classmethod
+    def from_json(cls, fact: JsonObject) -> Build:
+        """Return the build that a plan names."""
+        env = {name: as_text(value) for name, value in as_object(fact.get("env")).items()}
+        return cls(as_text(fact.get("tool_id")), texts(fact.get("argv")), as_text(fact.get("folder")), env)
+
+
+def bind_build(
+    words: RuntimeConfig, facts: Mapping[str, str], environment: Environment, env: Mapping[str, str]
+) -> Build:
+    """Return the compiler run; a command that names no files gets them the way most compilers expect."""
+    template = words.compile if placeholders(list(words.compile)) else (*words.compile, "-o", "{binary}", ENTRYPOINT)
+    program, *arguments = fill(template, facts)
+    argv = (_program(program, words, environment), *arguments)
+    return Build(facts["tool.id"], argv, facts["build"], env)
+
+
+def _program(command: str, words: RuntimeConfig, environment: Environment) -> str:
+    """Return where a program is now: in the environment, or on this machine."""
+    return environment.programs.get(command) or find_program(
+        command, search_path(environment.bin), needed_by=words.runtime_id, shell=words.shell, install=words.install
+    )
+
+
+async def make_build(build: Build, profile: SandboxProfile, space: Space, report: Report) -> None:
+    """Build the program unless it exists, with a compiler that writes only its folder and has no network access.
+
+    The profile says how strictly the compiler is isolated, and what else it can see.
+    """
+    await make_once(Path(build.folder), partial(_compile, build=build, profile=profile, space=space, report=report))
+
+
+async def _compile(folder: Path, *, build: Build, profile: SandboxProfile, space: Space, report: Report) -> None:
+    report(Progress(f"Compiling {build.tool_id}"))
+    spec = ProcessSpec(argv=build.argv, cwd=str(folder), env=build.env, timeout=_BUILD_TIMEOUT)
+    held = await open_sandbox(replace(profile, writable=(str(folder),)), space)
+    result = await held.run(spec, secrets={}, report=silent)
+    if result.exit_code == 0 and not result.timed_out:
+        return
+    said = (result.stderr or result.stdout).decode("utf-8", errors="replace").strip()
+    ending = f"did not end within {_BUILD_TIMEOUT:.0f} seconds" if result.timed_out else "failed"
+    raise BuildFailed(
+        f"Compiling {build.tool_id!r} {ending}: {chr(10).join(said.splitlines()[-_LAST_LINES:])}",
+        suggestion="Fix the source as the compiler says, then run the tool again.",
+        tool_id=build.tool_id,
+        exit_code=result.exit_code,
+    )
+
+
+_CHECK_TIMEOUT = 60.0
+_COMPLAINT = lazy_pattern(r"error", re.IGNORECASE)
+_FIX = "Fix the line, then validate again."
+
+
+def plan_check(chain: Chain, space: Space) -> Plan | None:
+    """Return the plan of the program that checks the entrypoint; None where the runtime names no such program."""
+    words = runtime_config(chain.executor)
+    if not words.check or not chain.tool.entrypoint:
+        return None
+    check_words(chain, words.check)
+    # Dependencies play no part in syntax: the bare interpreter of the environment is enough.
+    environment = PackageManager(words.manager, chain.executor).bare() if words.manager else Environment()
+    facts = facts_of(chain, space, environment)
+    program, *arguments = fill(words.check, facts)
+    argv = (_program(program, words, environment), *arguments)
+    env = {**base_env(chain.tool, space, environment), "NO_COLOR": "1"}
+    escaped = {name: escape(value) for name, value in env.items()}
+    return Plan(
+        identity=chain.tool.identity,
+        tool_digest=chain.tool.digest,
+        driver="process",
+        chain=tuple((link.identity, link.digest) for link in chain.links),
+        spec=ProcessSpec(argv=argv, cwd=facts["tool.files"], env=escaped, timeout=_CHECK_TIMEOUT),
+        inputs={},
+        # A runtime's config may come from anyone, and so may the files that it inspects.
+        profile=SandboxProfile("sandboxed", readable=(facts["tool.files"], facts["runtime.files"])),
+        effect="pure",
+    )
+
+
+async def check_syntax(plan: Plan, chain: Chain, space: Space) -> tuple[Issue, ...]:
+    """Return what is wrong with the entrypoint, by the program of the plan."""
+    assert isinstance(plan.spec, ProcessSpec) and plan.profile  # noqa: S101, PT018 - `plan_check` makes no other
+    for link in (chain.tool, chain.executor):
+        take_snapshot(link, space.cache)
+    held = await open_sandbox(plan.profile, space)
+    result = await held.run(plan.spec, secrets={}, report=silent)
+    return _issues(chain.tool.entrypoint, plan.spec.cwd, result)
+
+
+def _issues(entrypoint: str, folder: str, result: run.ProcessResult) -> tuple[Issue, ...]:
+    if result.timed_out:
+        fix = "Make the file smaller, or look what the check waits for."
+        return (Issue(entrypoint, f"the syntax check did not end within {_CHECK_TIMEOUT:.0f} seconds", fix),)
+    if result.exit_code == 0:
+        return ()
+    said = (result.stderr + b"\n" + result.stdout).decode("utf-8", errors="replace")
+    line = _line(said, f"{folder}/{entrypoint}")
+    place = f"{entrypoint}:{line}" if line else entrypoint
+    return (Issue(place, _reason(said, folder), _FIX, line=line),)
+
+
+def _line(said: str, path: str) -> int | None:
+    """Return the line that a complaint names: `file:3`, `file: line 3` or `file", line 3`."""
+    found = re.search(rf'{re.escape(path)}(?:"?[,:] line |:)(\d+)', said)
+    return int(found[1]) if found else None
+
+
+def _reason(said: str, folder: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    complaint = next((line for line in lines if _COMPLAINT.search(line)), lines[-1] if lines else "is not valid")
+    return complaint.replace(f"{folder}/", "")[:500]
+
+
+ENTRYPOINT = "{tool.files}/{tool.entrypoint}"
+_ENTRYPOINT_NAME = "tool.entrypoint"
+
+
+def facts_of(chain: Chain, space: Space, environment: Environment) -> Mapping[str, str]:
+    """Return every fact of a chain by its name."""
+    tool, runtime = chain.tool, chain.executor
+    build = sha256("\n".join(link.digest for link in chain.links).encode()).hexdigest()
+    return {
+        "tool.files": str(snapshot_folder(tool, space.cache, linked=environment.linked)),
+        "tool.entrypoint": tool.entrypoint,
+        "tool.id": tool.id,
+        "tool.version": tool.manifest.version,
+        "runtime.files": str(snapshot_folder(runtime, space.cache)),
+        "environment": environment.folder,
+        "project": str(space.project),
+        "build": str(space.cache / "builds" / build),
+        "binary": tool.id,
+    }
+
+
+def values_of(chain: Chain, inputs: JsonObject, facts: Mapping[str, str]) -> Values:
+    """Return all that templates may name: parameters, absent ones marked as absent, and facts."""
+    declared = as_object(chain.tool.manifest.parameters.get("properties"))
+    return {**dict.fromkeys(declared, ABSENT), **inputs, **facts}
+
+
+def fill(template: Sequence[str], values: Values) -> tuple[str, ...]:
+    """Return the words of a command line; a list fills several words, an absent parameter none."""
+    filled: list[str] = []
+    for value in as_list(render(list(template), values)):
+        several = value if isinstance(value, list) else [value]
+        filled.extend(plain(text_of(word)) for word in several)
+    return tuple(filled)
+
+
+def check_words(chain: Chain, template: Sequence[str]) -> None:
+    """Refuse words that cannot be filled safely: a variable among them, or a file the tool does not have."""
+    issues = []
+    if variables(list(template)):
+        fix = "Move it to `config.env`, and read it there."
+        issues.append(Issue("config.args", "a variable in a command line is visible to every user", fix))
+    entrypoint = chain.tool.entrypoint
+    if entrypoint and entrypoint not in {file.path for file in chain.tool.files}:
+        fix = "Create it, or set `config.entrypoint` to one of the tool's files."
+        issues.append(Issue("config.entrypoint", f"{entrypoint!r} is not a file of the tool", fix))
+    if not entrypoint and names_entrypoint(template):
+        fix = f"Set `config.entrypoint`, which {chain.executor.id!r} runs."
+        issues.append(Issue("config.entrypoint", "the tool does not say which file to run", fix))
+    if issues:
+        raise InvalidManifest(f"{chain.tool.id!r} on {chain.executor.id!r}", issues)
+
+
+def names_entrypoint(template: Sequence[str]) -> bool:
+    """Whether any word is about the file to run."""
+    return _ENTRYPOINT_NAME in placeholders(list(template))
+
+
+_LINK = "node_modules"
+_REMEMBERED = 10_000
+_verified: OrderedDict[tuple[str, int, int, int, int], str] = OrderedDict()
+"""The hash of each snapshot file read so far, for as long as its inode, size and times stay as they were."""
+
+
+def snapshot_folder(tool: Tool, cache: Path, *, linked: str = "") -> Path:
+    """Return where a link's snapshot is, or will be: a folder named by its whole content."""
+    # Not by the tool's digest alone: that one does not change when a file is signed, and the file does.
+    listed = "\n".join(f"{file.sha256} {file.is_executable} {file.path}" for file in tool.files)
+    return cache / "tools" / sha256(f"{linked}\n{listed}".encode()).hexdigest()
+
+
+def take_snapshot(tool: Tool, cache: Path, *, linked: str = "") -> Path:
+    """Have a link's files as they were verified, and return their folder."""
+    folder = snapshot_folder(tool, cache, linked=linked)
+    have_snapshot(tool, str(folder), linked=linked)
+    return folder
+
+
+def have_snapshot(tool: Tool, path: str, *, linked: str = "") -> None:
+    """Have a link's files, as they were verified, in the folder that is named by them."""
+    if _is_exact(tool, path):
+        return
+    folder = Path(path)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    fresh = folder.with_name(f".{folder.name}.{uuid4().hex}")
+    try:
+        fresh.mkdir()
+        for file in tool.files:
+            target = fresh / file.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(load_bytes(tool, file))
+            target.chmod(0o555 if file.is_executable else 0o444)
+        if linked and not (fresh / _LINK).exists():
+            (fresh / _LINK).symlink_to(linked)
+        _publish(fresh, folder, tool)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _publish(fresh: Path, folder: Path, tool: Tool) -> None:
+    try:
+        fresh.rename(folder)
+    except OSError:
+        # Another kernel was faster, which is fine; or the existing folder was tampered with.
+        if _is_exact(tool, str(folder)):
+            return
+        spoiled = fresh.with_name(f"{fresh.name}.spoiled")
+        folder.rename(spoiled)
+        fresh.rename(folder)
+        shutil.rmtree(spoiled, ignore_errors=True)
+
+
+def _is_exact(tool: Tool, folder: str) -> bool:
+    try:
+        for file in tool.files:
+            path = f"{folder}/{file.path}"
+            state = os.lstat(path)
+            key = (path, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+            if key not in _verified and S_ISREG(state.st_mode):
+                _verified[key] = sha256(Path(path).read_bytes()).hexdigest()
+                if len(_verified) > _REMEMBERED:
+                    _verified.popitem(last=False)
+            if _verified.get(key) != file.sha256:
+                return False
+    except OSError:
+        return False
+    return bool(tool.files) or os.path.isdir(folder)  # noqa: PTH112 - on the way of every run
+
+
+create_driver = Process

@@ -1,26 +1,72 @@
-"""A reply that is assembled from a stream: its text, reasoning and calls, in the order in which they came."""
+"""What the dialects share: arguments and tools as they are sent, and a reply that is assembled from a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Literal
 from uuid import uuid4
 
 import msgspec
+from msgspec import Raw
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, compact
 from kiwi_mcp.domain.messages import (
     MessagePart,
     ModelReply,
+    Prompt,
     ReasoningPart,
     ReplyDelta,
     StopReason,
     TextPart,
     TokenUsage,
     ToolCallPart,
+    ToolDefinition,
 )
-from kiwi_mcp.drivers.llm.arguments import is_object
+from kiwi_mcp.drivers.llm.provider import ModelChoice
 from kiwi_mcp.primitives.http.sse import ServerEvent
+
+
+def input_schema(parameters: JsonObject) -> JsonObject:
+    """Return the schema of a tool's arguments, which providers want to be an object's."""
+    return parameters if parameters.get("type") == "object" else {"type": "object", "properties": {}, **parameters}
+
+
+def function_tool(tool: ToolDefinition) -> JsonObject:
+    """Return a tool as OpenAI and those that are compatible with it want it."""
+    parameters = input_schema(tool.parameters)
+    return {
+        "type": "function",
+        "function": {"name": tool.name, "description": tool.description, "parameters": parameters},
+    }
+
+
+def temperature_of(prompt: Prompt, choice: ModelChoice) -> float | None:
+    """Return the temperature to send; None where the model takes none, or nobody chose one."""
+    wanted = choice.temperature if prompt.temperature is None else prompt.temperature
+    return None if "no_temperature" in choice.quirks else wanted
+
+
+def arguments_text(call: ToolCallPart) -> str:
+    """Return a call's arguments as the text of an object: exactly the model's own, or below a key if it is no object.
+
+    Many servers parse the arguments of earlier calls, and refuse the whole conversation for ever if they cannot.
+    """
+    if is_object(call.arguments):
+        return call.arguments
+    return compact({"unreadable_arguments": call.arguments} if call.arguments.strip() else {})
+
+
+def arguments_of(call: ToolCallPart) -> Raw:
+    """Return a call's arguments as an object that is written as `arguments_text` has it."""
+    return Raw(arguments_text(call).encode())
+
+
+def is_object(text: str) -> bool:
+    """Whether a text is one whole JSON object."""
+    try:
+        return isinstance(msgspec.json.decode(text), dict)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return False
 
 
 class ErrorEvent(Exception):
@@ -34,16 +80,6 @@ class ErrorEvent(Exception):
         self.status = status
 
 
-class ReplyReader(Protocol):
-    """Reads the stream of one reply."""
-
-    def feed(self, event: ServerEvent) -> list[ReplyDelta]:
-        """Take one event, and return what is new in the reply; unknown events add nothing."""
-
-    def finish(self) -> ModelReply:
-        """Return the reply. Of a stream that ended early it has the complete calls, and the stop reason `broken`."""
-
-
 class _Draft(msgspec.Struct):
     kind: Literal["text", "reasoning", "call"]
     text: str = ""
@@ -54,17 +90,29 @@ class _Draft(msgspec.Struct):
     is_complete: bool = False
 
 
-class ReplyBuilder:
-    """Collects the parts of a reply."""
+class ReplyReader:
+    """Reads the stream of one reply, and collects its parts."""
 
-    def __init__(self, provider: str, model: str) -> None:
-        self._provider, self._model = provider, model
+    def __init__(self, choice: ModelChoice) -> None:
+        self._choice = choice
         self._drafts: dict[object, _Draft] = {}
         self.stop: StopReason | None = None
         """Why the model stopped; None while the provider has not said it."""
         self.usage: TokenUsage | None = None
         self.answered_by = ""
         """The name of the model, as the provider writes it."""
+
+    def feed(self, event: ServerEvent) -> list[ReplyDelta]:
+        """Take one event, and return what is new in the reply; unknown events add nothing."""
+        if event.data.strip() == "[DONE]":
+            return []
+        data = _decode(event.data)
+        raise_error(data.get("error"))
+        return list(self.take(data, event.data))
+
+    def take(self, data: JsonObject, text: str) -> Iterable[ReplyDelta]:
+        """Take the object of one event, and its text as it was sent."""
+        raise NotImplementedError
 
     def append(self, kind: Literal["text", "reasoning"], text: str, key: object = None) -> list[ReplyDelta]:
         """Add text to the part of a key; without a key to the last part, if it is of the same kind."""
@@ -101,10 +149,10 @@ class ReplyBuilder:
             return [ReplyDelta("call", name)]
         return []
 
-    def reply(self) -> ModelReply:
-        """Return what has been collected."""
+    def finish(self) -> ModelReply:
+        """Return the reply. Of a stream that ended early it has the complete calls, and the stop reason `broken`."""
         stop: StopReason = self.stop or "broken"
-        parts = [part for draft in self._drafts.values() if (part := self._part(draft, stop)) is not None]
+        parts = [part for draft in self._drafts.values() if (part := self._finished(draft, stop)) is not None]
         parts = _with_unique_ids(parts)
         if stop == "end" and any(isinstance(part, ToolCallPart) for part in parts):
             stop = "calls"
@@ -112,22 +160,21 @@ class ReplyBuilder:
             tuple(parts),
             stop,
             self.usage if self.usage and self.usage.total else TokenUsage(is_estimated=True),
-            self.answered_by or self._model,
+            self.answered_by or self._choice.model,
         )
 
-    def _part(self, draft: _Draft, stop: StopReason) -> MessagePart | None:
+    def _finished(self, draft: _Draft, stop: StopReason) -> MessagePart | None:
         match draft.kind:
             case "text":
                 return TextPart(draft.text) if draft.text else None
             case "reasoning":
-                reasoning = ReasoningPart(draft.text, self._provider, self._model, draft.opaque)
+                reasoning = ReasoningPart(draft.text, self._choice.provider, self._choice.model, draft.opaque)
                 return reasoning if draft.text or draft.opaque else None
             case _:
                 # A call that was cut off by the end of the stream, or by the limit of tokens, is not one.
                 is_cut = stop in {"broken", "length"} and not draft.is_complete and not is_object(draft.text)
-                return (
-                    None if is_cut or not draft.name else ToolCallPart(draft.id, draft.name, draft.text, draft.opaque)
-                )
+                is_call = draft.name and not is_cut
+                return ToolCallPart(draft.id, draft.name, draft.text, draft.opaque) if is_call else None
 
 
 def _with_unique_ids(parts: list[MessagePart]) -> list[MessagePart]:
@@ -142,7 +189,7 @@ def _with_unique_ids(parts: list[MessagePart]) -> list[MessagePart]:
     return found
 
 
-def decode(data: str) -> JsonObject:
+def _decode(data: str) -> JsonObject:
     """Return the object that an event holds."""
     try:
         value = msgspec.json.decode(data)
