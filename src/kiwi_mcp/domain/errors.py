@@ -90,7 +90,7 @@ class KiwiError(Exception):
     code: ClassVar[str] = "error"
     error: ClassVar[str] = "Error"
     http_status: ClassVar[int] = 400
-    exit_code: ClassVar[int] = 1
+    exit_code: int = 1
 
     def __init__(self, message: str, *, suggestion: str, **details: Json) -> None:
         super().__init__(message)
@@ -872,6 +872,8 @@ class ThreadWaiting(Conflict):
             approvals=list(approvals),
             thread_id=thread_id,
         )
+        if waits_for == "approval":
+            self.exit_code = Denied.exit_code  # as for any call that needs one
 
 
 class ToolFailed(KiwiError):

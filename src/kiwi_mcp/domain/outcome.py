@@ -77,6 +77,8 @@ class Progress(Struct, frozen=True):
     message: str
     done: float = 0.0
     total: float | None = None
+    thread_id: str = ""
+    """The thread that the call has started, in the report that says so."""
 
 
 Report: TypeAlias = Callable[[Progress], None]

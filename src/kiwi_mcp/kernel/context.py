@@ -296,6 +296,8 @@ class Services:
         self.search = SearchService()
         self.tainted_callers: set[str] = set()
         """The names of callers that were given text from outside since this kernel began; the owner has none."""
+        self.is_ending = False
+        """Whether this process is about to end: a thread that is stopped now is left to a worker, and not cancelled."""
         self._services: dict[Callable[[Services], Service], Service] = {}
 
     def context(self, caller: Caller, catalog: Catalog) -> Context:
@@ -387,6 +389,7 @@ class Services:
 
     async def aclose(self) -> None:
         """Release everything that is open."""
+        self.is_ending = True
         await self.catalogs.stand_still()
         while self._services:
             await self._services.popitem()[1].aclose()

@@ -343,6 +343,10 @@ class Kernel:
         """Wait at most `seconds` until what was searched is indexed; indexing also continues in the background."""
         await self._services.search.index(report, seconds=seconds)
 
+    def leave(self) -> None:
+        """Prepare for the end of this process: threads that are stopped from now on continue in a worker."""
+        self._services.is_ending = True
+
     async def aclose(self) -> None:
         """Release everything the kernel has open."""
         await self._services.aclose()

@@ -95,7 +95,7 @@ async def test_a_waiting_thread_item_names_the_approval(agents: Agents) -> None:
     refused = await agents.call("execute", item_id="student")
     listed = await agents.call("approvals", action="list")
     (approval,) = dict[str, Any](listed.content)["approvals"]
-    assert refused.content["code"] == "thread_waiting", refused.content
+    assert (refused.content["code"], refused.exit_code) == ("thread_waiting", 6), refused.content
     assert refused.content["approvals"] == [approval["approval_id"]]
     waiting = await agents.call("execute", item_id="study", mode="thread")
     assert (waiting.content["status"], waiting.content["waits_for"]) == ("waiting", "approval")

@@ -43,13 +43,16 @@ class Raw:
     process: subprocess.Popen[bytes]
     number: int = 0
 
-    def ask(self, method: str, **params: Json) -> dict[str, Any]:
+    def send(self, method: str, **params: Json) -> None:
         assert self.process.stdin
-        assert self.process.stdout
         self.number += 1
         request = {"jsonrpc": "2.0", "id": self.number, "method": method, "params": {**params, "_meta": META}}
         self.process.stdin.write(json.dumps(request).encode() + b"\n")
         self.process.stdin.flush()
+
+    def ask(self, method: str, **params: Json) -> dict[str, Any]:
+        self.send(method, **params)
+        assert self.process.stdout
         reply: dict[str, Any] = json.loads(self.process.stdout.readline())
         assert reply["id"] == self.number
         return reply

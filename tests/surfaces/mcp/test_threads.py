@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp_types import ElicitResult
 from tests.kernel.threads.conftest import ALL_TOOLS, DIRECTIVE, write_provider
-from tests.plugins.scripted_model import ScriptedModel, ScriptedTurn, say, use
+from tests.plugins.scripted_model import ScriptedModel, ScriptedTurn, say, stall, use
 from tests.surfaces.mcp.test_approvals import answer_in
 from tests.surfaces.mcp.test_task_processes import environment, eventually, served
 
@@ -125,4 +126,30 @@ def test_cancelling_a_task_cancels_its_thread(project: Path, home: Path, scripte
         eventually(lambda: raw.task(created["taskId"])["status"] == "cancelled")
         listed = raw.ask("tools/call", name="thread", arguments={"action": "list"})["result"]["structuredContent"]
         assert [one["status"] for one in listed["threads"]] == ["cancelled"]
+        raw.leave()
+
+
+@pytest.mark.parametrize("has_tasks", [True, False])
+def test_a_thread_continues_when_its_client_is_killed_and_the_next_client_sees_it(
+    project: Path, home: Path, scripted_model: ScriptedModel, *, has_tasks: bool
+) -> None:
+    (home / ".ai" / "preferences.yaml").write_text(f"task_after: {0.2 if has_tasks else 60}\n", encoding="utf-8")
+    asked = threading.Event()
+    scripted_model.on_request = lambda _: asked.set()
+    scripted_model.will(stall("Never whole. "), say("Birds."))
+    task_id = ""
+    with served(project) as raw:
+        if has_tasks:
+            task_id = raw.execute(**START)["taskId"]
+        else:
+            raw.send("tools/call", name="execute", arguments=START)
+        assert asked.wait(PATIENCE)
+        raw.leave()  # the pipe of a client that was killed is closed
+    with served(project) as raw:
+        listed = raw.ask("tools/call", name="thread", arguments={"action": "list"})["result"]["structuredContent"]
+        (thread_id,) = (one["thread_id"] for one in listed["threads"])
+        assert task_id in {thread_id, ""}
+        done = eventually(lambda: (now := raw.task(thread_id))["status"] == "completed" and now)
+        assert done["result"]["structuredContent"]["result"] == "Birds.", done
+        assert raw.ask("tasks/get", taskId=thread_id[:-1] + "0")["error"]["code"] == -32602
         raw.leave()

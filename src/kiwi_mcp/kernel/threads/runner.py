@@ -45,7 +45,8 @@ class ThreadRunner:
         self.stores = ThreadStores(services)
         self._tasks: dict[str, asyncio.Task[Step]] = {}
         self._beating: asyncio.Task[None] | None = None
-        self._is_closing = False
+        self._is_worker_needed = False
+        """Whether a thread was stopped because this process ends."""
         self._replies: dict[str, RecordedReplies] = {}
         self.is_background = False
         """Whether other processes show what the threads of this one write."""
@@ -100,7 +101,7 @@ class ThreadRunner:
             await asyncio.wait({task})
         finally:
             ended = await self.stores.do(lambda: threads.get(made.id))
-            if not ended.is_ended and not self._is_closing:
+            if not ended.is_ended and not self._services.is_ending:
                 await self.cancel(ended)
         return ended
 
@@ -277,7 +278,8 @@ class ThreadRunner:
         try:
             return await self._work(work)
         except asyncio.CancelledError:
-            if self._is_closing:
+            if self._services.is_ending:
+                self._is_worker_needed = True
                 raise
             # The caller of a thread that was cancelled was not cancelled itself: it gets the end of the thread.
             return await asyncio.shield(_end_cancelled(work))
@@ -334,12 +336,14 @@ class ThreadRunner:
             await asyncio.wait({self._tasks[thread_id] for thread_id in running}, timeout=_BEAT)
 
     async def aclose(self) -> None:
-        """Stop what still runs: its lease is released, and a worker can continue it."""
-        self._is_closing = True
+        """Stop what still runs: its lease is released, and a worker continues it."""
+        self._services.is_ending = True
         for task in (*self._tasks.values(), *([self._beating] if self._beating else [])):
             task.cancel()
             with suppress(asyncio.CancelledError, KiwiError):
                 await task
+        if self._is_worker_needed:
+            wake.start_worker(self._services.user)
 
 
 async def _end_cancelled(work: ThreadWork) -> Step:

@@ -133,7 +133,8 @@ def _found(task_id: str, store: Tasks, now: int) -> Task:
         case []:
             raise NotFound(
                 f"No task {task_id[:40]!r} is stored here.",
-                suggestion="List tasks with `kiwi tasks`; they are removed an hour after their end.",
+                suggestion="List tasks with `kiwi tasks`; they are removed an hour after their end. A task that runs a "
+                "thread has the id of that thread: `kiwi thread list`.",
                 task_id=task_id[:40],
             )
         case [task]:

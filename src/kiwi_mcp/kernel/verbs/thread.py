@@ -123,6 +123,7 @@ class ThreadResponse(Response, frozen=True, kw_only=True):
     kind: str | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
     started_at: str | UnsetType = UNSET
+    updated_at: str | UnsetType = UNSET
     ended_at: str | UnsetType = UNSET
     transcript_path: str | UnsetType = UNSET
     events: list[AnyJson] | UnsetType = UNSET
@@ -240,6 +241,8 @@ async def start(request: ThreadStartRequest, context: VerbContext) -> ThreadResp
     also = partial(store_question, question) if question is not None else None
     made = await stores.do(partial(stores.threads.create, thread, events, also))
     if question is None and request.wait and not request.conversation:
+        if context.caller.observe is unobserved:
+            context.caller.report(Progress(f"thread {made.id}", thread_id=made.id))
         await runner.run(made.id, context.caller, _observing(context))
     warnings = lowered_limits(request.limits, made.limits) or UNSET
     if question is not None or request.wait or request.conversation:
@@ -348,6 +351,7 @@ async def _response(
         parent_id=thread.parent_id or UNSET,
         kind=thread.kind,
         started_at=iso(thread.created_at),
+        updated_at=iso(thread.updated_at),
         ended_at=iso(thread.ended_at) if thread.ended_at else UNSET,
         transcript_path=transcript_path(thread),
         events=[_event(one) for one in events] if has_events else UNSET,
@@ -498,6 +502,9 @@ async def watch_thread(request: ThreadWatchRequest, context: VerbContext) -> Thr
     runner, watched = context.services.one(ThreadRunner), _Watched(_observing(context))
     stores = runner.stores
     until = time.monotonic() + request.seconds
+    thread = await _own_thread(request.thread_id, context)
+    if thread.status in _GOING and not await stores.do(partial(runner.lease_seconds, thread)):
+        start_worker(context.services.user)  # the process that ran it has died
     while True:
         thread = await _own_thread(request.thread_id, context)
         await stores.do(partial(watched.read, stores.threads, thread))

@@ -133,7 +133,7 @@ async def _serve(
 @asynccontextmanager
 async def tools(door: Authenticator, kernel: VisitedKernel) -> AsyncIterator[McpEndpoint]:
     """Yield the MCP server of one kernel for all users that are authenticated; it ends with the kernel."""
-    calls = Calls(kernel.tasks, task_after=kernel.task_after, principal=principal)
+    calls = Calls(kernel.tasks, task_after=kernel.task_after, principal=principal, kernel=kernel)
     changes = ToolListWatcher(kernel, view=kernel.seen)
     server = build_server(kernel, calls=calls, changes=changes)
     endpoint = McpEndpoint(server, door, calls)
@@ -141,6 +141,7 @@ async def tools(door: Authenticator, kernel: VisitedKernel) -> AsyncIterator[Mcp
         for close in (kernel.aclose, calls.aclose, changes.aclose):  # the last of them is closed first
             stack.push_async_callback(close)
         await stack.enter_async_context(endpoint.running())
+        stack.callback(calls.leave)
         yield endpoint
 
 

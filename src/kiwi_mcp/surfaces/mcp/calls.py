@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from secrets import token_bytes, token_hex
@@ -31,7 +32,7 @@ from kiwi_mcp.surfaces.mcp.notifications import hearing
 from kiwi_mcp.surfaces.mcp.protocol import Context
 from kiwi_mcp.surfaces.mcp.running_call import Result, RunningCall, Work, is_unhurried
 from kiwi_mcp.surfaces.mcp.task_methods import TaskMethods, TaskSubscriptions, declares_tasks, missing_tasks
-from kiwi_mcp.surfaces.mcp.tasks import TaskManager, task_to_json
+from kiwi_mcp.surfaces.mcp.tasks import TaskManager, ThreadKernel, task_to_json
 
 _LONGEST = 4_096
 """The longest state that is looked at, in characters; ours are far shorter."""
@@ -66,6 +67,8 @@ class StateCodec:
 
 PARKED_SECONDS = 600.0
 """How long a call waits for its client to come back."""
+_THREAD_SECONDS = 10.0
+"""How long a call that starts a thread may take to do so before it becomes a task like any other."""
 MOST_PARKED = 64
 """How many calls of one principal may wait."""
 _MOST_IN_ALL = 1_024
@@ -155,7 +158,7 @@ class Calls:
 
     `tasks` gives the store of tasks, if there is one; `task_after` the seconds after which a long call becomes a task,
     for a client that supports tasks; `principal` says who makes a request: a principal cannot answer for another, or
-    see their tasks.
+    see their tasks. A task that runs a thread is read from that thread, with `kernel`.
     """
 
     def __init__(
@@ -164,8 +167,10 @@ class Calls:
         *,
         task_after: Callable[[], float],
         principal: Callable[[Context], str],
+        kernel: ThreadKernel | None = None,
     ) -> None:
-        self._manager = TaskManager(tasks) if tasks is not None else None
+        self._manager = TaskManager(tasks, kernel) if tasks is not None else None
+        self._kernel = kernel
         self._parked = WaitingCalls()
         self._task_after = task_after
         self._principal = principal
@@ -175,6 +180,11 @@ class Calls:
         if self._manager is not None:
             TaskMethods(self._manager, self._principal).serve(server)
             TaskSubscriptions(self._manager, self._principal).serve(server)
+
+    def leave(self) -> None:
+        """Prepare for the end of the process: threads that calls have started continue without it."""
+        if self._kernel is not None:
+            self._kernel.leave()
 
     async def aclose(self) -> None:
         """Stop everything that is under way."""
@@ -252,6 +262,10 @@ class Calls:
                         await errand.turn()
                 except TimeoutError:
                     limit = None  # if no task can be stored, the client continues to wait
+                    if asked.params.get("mode") == "thread":  # its task is a view of the thread, which has to exist
+                        with suppress(TimeoutError):
+                            async with asyncio.timeout(_THREAD_SECONDS):
+                                await errand.thread()
                     # It may have ended, or asked, in the same moment.
                     is_slow = not (errand.is_over or errand.pending)
                     if is_slow and (kept := await self._kept(errand, asked)) is not None:

@@ -72,6 +72,8 @@ class RunningCall:
         self.log: Note = unheard
         self.on_change: Callable[[], None] | None = None
         """What is called when it asks, is answered, or has ended."""
+        self.thread_id = ""
+        """The thread that it has started."""
         self.latest = ""
         """The last words of its progress."""
         self.pending: dict[str, Question] = {}
@@ -127,6 +129,12 @@ class RunningCall:
             self._news = asyncio.get_running_loop().create_future()
             await self._news
 
+    async def thread(self) -> None:
+        """Wait until the work has started a thread, has ended or asks something."""
+        while not (self.is_over or self.pending or self.thread_id):
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
+
     def deliver(self, answers: Mapping[str, object]) -> None:
         """Accept answers; ignore those to questions that were not asked, and those that are invalid."""
         for name, answer in answers.items():
@@ -170,6 +178,9 @@ class RunningCall:
     def _report(self, progress: Progress) -> None:
         self.latest = _in_words(progress) or self.latest
         self.hear(progress)
+        if progress.thread_id:
+            self.thread_id = progress.thread_id
+            self._wake()
 
     def _note(self, line: JsonObject) -> None:
         self.log(line)

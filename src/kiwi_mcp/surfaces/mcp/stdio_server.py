@@ -10,7 +10,7 @@ import signal
 import stat
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from tempfile import mkstemp
@@ -114,7 +114,15 @@ class StdioWriter(ObjectSendStream[SessionMessage]):
 class StdioReader(ObjectReceiveStream[SessionMessage | Exception]):
     """The only reader of the connection: first the input that stage one read, then each line without an answer yet."""
 
-    def __init__(self, wire: StdioPipe, opening: HandshakeResult, outbound: StdioWriter, short: FastPath) -> None:
+    def __init__(
+        self,
+        wire: StdioPipe,
+        opening: HandshakeResult,
+        outbound: StdioWriter,
+        short: FastPath,
+        leave: Callable[[], None],
+    ) -> None:
+        self._leave = leave
         self._fd = wire.inbound
         self._short = short
         self._lines = opening.lines
@@ -144,6 +152,7 @@ class StdioReader(ObjectReceiveStream[SessionMessage | Exception]):
         while (message := await self._message()) is not None:
             if not self._short.takes(message):
                 return SessionMessage(message)
+        self._leave()
         await self._short.aclose()  # while its last words can still be written
         raise anyio.EndOfStream
 
@@ -230,7 +239,7 @@ def run(wire: StdioPipe, opening: HandshakeResult, project: str) -> None:
         sys.stderr.write(f"warning: {missing}\n")
     folder = Path(project).expanduser().absolute() if project else None
     kernel = Kernel(folder, is_owner=False, surface="mcp")
-    calls = Calls(kernel.tasks, task_after=kernel.task_after, principal=principal)
+    calls = Calls(kernel.tasks, task_after=kernel.task_after, principal=principal, kernel=kernel)
     asyncio.run(serve(kernel, wire, opening, calls=calls, project=project))
 
 
@@ -247,7 +256,7 @@ async def serve(
     changes = ToolListWatcher(kernel)
     server = build_server(kernel, calls=calls, changes=changes)
     short = FastPath(server, outbound.send)
-    inbound = StdioReader(wire, opening, outbound, short)
+    inbound = StdioReader(wire, opening, outbound, short, calls.leave)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, inbound.end)
@@ -259,6 +268,7 @@ async def serve(
     finally:
         settling.cancel()
         await asyncio.wait({settling})
+        calls.leave()
         await short.aclose()
         await changes.aclose()
         await calls.aclose()

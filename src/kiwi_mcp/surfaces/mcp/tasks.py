@@ -4,29 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from secrets import token_hex
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 import anyio
 from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS
+from mcp_types.version import LATEST_MODERN_VERSION
 from msgspec.structs import replace
 from pydantic import BaseModel
 
-from kiwi_mcp.domain.calls import unheard
-from kiwi_mcp.domain.errors import KiwiError
-from kiwi_mcp.domain.json import Json, JsonObject, compact
+from kiwi_mcp.domain.calls import Caller, unheard
+from kiwi_mcp.domain.errors import KiwiError, NotFound, PolicyDenied
+from kiwi_mcp.domain.json import Json, JsonObject, as_text, compact
 from kiwi_mcp.domain.outcome import silent
 from kiwi_mcp.domain.times import iso
+from kiwi_mcp.kernel.verb import Answer
+from kiwi_mcp.store.principals import STDIO
 from kiwi_mcp.store.tasks import KEPT_MS, Task, TaskCommand, Tasks, TaskStatus
+from kiwi_mcp.surfaces.mcp.results import as_result
 from kiwi_mcp.surfaces.mcp.running_call import TIDY_SECONDS, Result, RunningCall
 
 _log = logging.getLogger("kiwi")
 
 LONGEST_PAUSE = 10.0
 """The maximum pause after failures of the store, in seconds; a task counts as lost soon after."""
+
+
+class ThreadKernel(Protocol):
+    """What tasks that run threads need of a kernel."""
+
+    async def call(self, verb: str, payload: JsonObject, caller: Caller) -> Answer:
+        """Answer one verb."""
+
+    def leave(self) -> None:
+        """Prepare for the end of the process: threads continue without it."""
 
 
 class StoreBackoff:
@@ -65,6 +81,12 @@ BEAT_SECONDS = 3.0
 """How often it is recorded that they still are."""
 
 KeptT = TypeVar("KeptT")
+_THREAD = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
+"""The id of a thread; that of a stored task is hexadecimal."""
+_OF_THREAD: Mapping[str, TaskStatus] = {
+    "completed": "completed", "failed": "completed", "exhausted": "completed", "cancelled": "cancelled",
+}  # fmt: skip
+"""The status of a task by that of its thread. A thread that failed has a result that is an error."""
 _DETAILS: Mapping[TaskStatus, str] = {"input_required": "inputRequests", "completed": "result", "failed": "error"}
 _ENDED: JsonObject = {"code": INTERNAL_ERROR, "message": "Kiwi was ended while it ran, and stopped it."}
 
@@ -74,6 +96,9 @@ class RunningTask:
 
     def __init__(self, task: Task, errand: RunningCall) -> None:
         self.errand = errand
+        self.id = task.id
+        self.is_stored = bool(task.owner)
+        """Whether it has a row of its own; one that runs a thread has none."""
         self._task = task
 
     def seen(self) -> Task:
@@ -102,11 +127,21 @@ class RunningTask:
 class TaskManager:
     """The tasks under way in this process, and through the store those of others and those that have ended.
 
+    A task that runs a thread has the id of that thread, and no row of its own: whoever owns the thread reads it from
+    there, in any process.
     Everything of the store is done in other threads.
     """
 
-    def __init__(self, tasks: Callable[[], Tasks], *, look: float = LOOK_SECONDS, beat: float = BEAT_SECONDS) -> None:
+    def __init__(
+        self,
+        tasks: Callable[[], Tasks],
+        kernel: ThreadKernel | None = None,
+        *,
+        look: float = LOOK_SECONDS,
+        beat: float = BEAT_SECONDS,
+    ) -> None:
         self._tasks = tasks
+        self._kernel = kernel
         self._look = look
         self._beat = beat
         self._owner = token_hex(16)
@@ -123,6 +158,9 @@ class TaskManager:
         if own >= MOST_RUNNING or self._is_closing:
             return None
         now = milliseconds()
+        if errand.thread_id and self._kernel is not None:
+            task = Task(errand.thread_id, errand.principal, method, identity, "", now, now, now + KEPT_MS, now)
+            return self._opened(task, errand)
         task = Task(token_hex(16), errand.principal, method, identity, self._owner, now, now, now + KEPT_MS, now)
         try:
             # A cancellation of the call takes effect right after this: a row must not be left without its task.
@@ -132,8 +170,9 @@ class TaskManager:
             self._trouble.failed(error)
             return None
         self._trouble.worked()
-        if not is_kept:
-            return None
+        return self._opened(task, errand) if is_kept else None
+
+    def _opened(self, task: Task, errand: RunningCall) -> Task:
         self._running[task.id] = RunningTask(task, errand)
         errand.on_change = self._announce
         errand.hear, errand.log = silent, unheard  # a caller that asks about the task gets the latest progress
@@ -143,7 +182,7 @@ class TaskManager:
         """See a task to its end, now that its work has begun."""
         running = self._running[task.id]
         running.errand.work.add_done_callback(lambda _: self._end(running))
-        if self._watch is None or self._watch.done():
+        if running.is_stored and (self._watch is None or self._watch.done()):
             self._watch = asyncio.create_task(self._watch_over())
 
     def is_here(self, task_id: str, principal: str) -> bool:
@@ -152,15 +191,44 @@ class TaskManager:
 
     async def get(self, task_id: str, principal: str) -> Task:
         """Return a task of a principal."""
-        running = self._own(task_id, principal)
-        task = (
-            running.seen()
-            if running
-            else await self._stored(lambda tasks: tasks.get(task_id, principal, milliseconds()))
-        )
+        if (running := self._own(task_id, principal)) is not None:
+            return running.seen()
+        if self._kernel is not None and _THREAD.fullmatch(task_id):
+            task = await self._of_thread(self._kernel, task_id, principal)
+        else:
+            task = await self._stored(lambda tasks: tasks.get(task_id, principal, milliseconds()))
         if task is None:
             raise MCPError(INVALID_PARAMS, "No such task is known here, or its time is over.")
         return task
+
+    async def _of_thread(self, kernel: ThreadKernel, thread_id: str, principal: str) -> Task | None:
+        """Return the task that a thread is to its starter; None where there is no such thread, or it is another's."""
+        asked: JsonObject = {"action": "watch", "thread_id": thread_id, "seconds": 0}
+        answer = await kernel.call("thread", asked, _caller(principal))
+        content, now, detail = answer.content, milliseconds(), cast("JsonObject", {})
+        if isinstance(answer.error, NotFound | PolicyDenied):
+            return None
+        if answer.is_error:
+            raise MCPError(INTERNAL_ERROR, as_text(content.get("message")))
+        ended, waits_for = as_text(content.get("status")), as_text(content.get("waits_for"))
+        status = _OF_THREAD.get(ended, "working")
+        if status == "completed":
+            is_error = ended != "completed"
+            detail = _kept(as_result(replace(answer, is_error=is_error), revision=LATEST_MODERN_VERSION))
+        return Task(
+            thread_id,
+            principal,
+            "tools/call",
+            as_text(content.get("item")),
+            "",
+            _milliseconds_of(content, "started_at"),
+            _milliseconds_of(content, "updated_at"),
+            now + KEPT_MS,
+            now,
+            status,
+            as_text(content.get("message")) or (f"waits for {waits_for}" if waits_for else ended),
+            detail,
+        )
 
     async def update(self, task_id: str, principal: str, answers: Mapping[str, Json]) -> None:
         """Send answers to the questions of a task; another process may be running it."""
@@ -174,7 +242,10 @@ class TaskManager:
         if (running := self._own(task_id, principal)) is not None:
             running.errand.work.cancel()
         elif not (await self.get(task_id, principal)).is_over:
-            await self._stored(lambda tasks: tasks.stop(task_id, principal))
+            if self._kernel is not None and _THREAD.fullmatch(task_id):
+                await self._kernel.call("thread", {"action": "cancel", "thread_id": task_id}, _caller(principal))
+            else:
+                await self._stored(lambda tasks: tasks.stop(task_id, principal))
 
     def end_where(self, is_over: Callable[[str], bool]) -> None:
         """Stop the tasks of some principals."""
@@ -216,6 +287,10 @@ class TaskManager:
             raise MCPError(INTERNAL_ERROR, error.message, {"suggestion": error.suggestion}) from error
 
     def _end(self, running: RunningTask) -> None:
+        if not running.is_stored:
+            self._running.pop(running.id, None)
+            self._announce()
+            return
         ended = running.end(is_shutdown=self._is_closing)
         self._announce()
         ending = asyncio.create_task(self._keep(ended))
@@ -232,9 +307,9 @@ class TaskManager:
 
     async def _watch_over(self) -> None:
         beaten_at, response = time.monotonic(), dict[str, TaskStatus]()
-        while self._running:
+        while any(running.is_stored for running in self._running.values()):
             await asyncio.sleep(self._trouble.pause(self._look))
-            seen = [running.seen() for running in self._running.values()]
+            seen = [running.seen() for running in self._running.values() if running.is_stored]
             statuses = {task.id: task.status for task in seen}
             is_due = statuses != response or time.monotonic() - beaten_at >= self._beat
             try:
@@ -287,6 +362,14 @@ def task_to_json(task: Task) -> dict[str, object]:
 def dumped(result: Result) -> dict[str, object]:
     """Return a result as it is sent."""
     return result.model_dump(by_alias=True, mode="json", exclude_none=True) if isinstance(result, BaseModel) else result
+
+
+def _caller(principal: str) -> Caller:
+    return Caller(is_owner=principal == STDIO)
+
+
+def _milliseconds_of(content: JsonObject, name: str) -> int:
+    return round(datetime.fromisoformat(as_text(content.get(name))).timestamp() * 1_000)
 
 
 def milliseconds() -> int:
