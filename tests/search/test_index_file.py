@@ -213,7 +213,7 @@ def test_a_pipe_or_garbage_in_place_of_the_file_delays_no_search(
     (file,) = (space.cache / "search").iterdir()
     for nonsense in (KeyError("said"), TypeError(), RecursionError(), IndexError()):
         with monkeypatch.context() as damage:
-            damage.setattr(index_file, "_deserialize", _raising(nonsense))
+            damage.setattr(index_file, "deserialize", _raising(nonsense))
             assert (
                 SearchIndexes(load=lambda: encoder)
                 .view(card_sources(Catalog(space, definitions=lambda: store), MCP))
@@ -279,8 +279,9 @@ def test_a_block_that_is_read_at_once_is_checked_at_once(tmp_path: Path, monkeyp
     assert index_file.load_index(path, "other", "shapes") is None
     loaded = index_file.load_index(path, "etag", "shapes")
     assert loaded is not None
-    assert loaded.check.blocks
-    assert not loaded.check.run(seconds=60)
+    _, check = loaded
+    assert check.blocks
+    assert not check.run(seconds=60)
     whole = bytearray(path.read_bytes())
     for place in (40, 80, 2_100):  # the seal, the digest of a block, the first block
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kiwi_mcp.domain.cards import Card
 from kiwi_mcp.search.index import CardIndex
-from kiwi_mcp.search.index_file import DamagedIndex, deserialize, serialize
+from kiwi_mcp.search.index_file import DamagedIndex, deserialize, serialize, split
 from kiwi_mcp.search.port import Floats, Hit
 from kiwi_mcp.search.query import parse_query
 from kiwi_mcp.search.ranking import rank
@@ -65,7 +65,7 @@ def test_a_frozen_index_gives_the_same_results(numbers: set[int], gone: int, que
     cards = [card(number) for number in sorted(numbers)]
     index = index_of(cards[: len(cards) // 2], cards)
     index.follow(cards[gone:])
-    thawed = deserialize(memoryview(bytearray(joined(index))), "shapes")
+    thawed = deserialize(split(memoryview(bytearray(joined(index))))[0], "shapes")
     assert thawed.progress == index.progress
     assert hits(thawed, query) == hits(index, query)
     assert thawed.named("invoice_0") == index.named("invoice_0")
@@ -76,7 +76,7 @@ def test_a_frozen_index_gives_the_same_results(numbers: set[int], gone: int, que
 
 def test_a_restored_index_follows_its_cards() -> None:
     cards = [card(number) for number in range(20)]
-    thawed = deserialize(memoryview(bytearray(joined(index_of(cards)))), "shapes")
+    thawed = deserialize(split(memoryview(bytearray(joined(index_of(cards)))))[0], "shapes")
     changed = [card(0, "Mows the lawn"), *cards[1:10], card(99, "Mows the lawn")]
     thawed.follow(changed)
     thawed.catch_up(None, Shapes(), seconds=60)
@@ -99,7 +99,9 @@ def test_a_restored_index_follows_its_cards() -> None:
 def test_a_tampered_card_is_refused_by_name(was: bytes, planted: bytes) -> None:
     whole = joined(index_of([card(number) for number in range(10)]))
     assert was in whole
-    thawed = deserialize(memoryview(bytearray(whole.replace(was, planted.ljust(len(was))[: len(was)], 1))), "shapes")
+    thawed = deserialize(
+        split(memoryview(bytearray(whole.replace(was, planted.ljust(len(was))[: len(was)], 1))))[0], "shapes"
+    )
     with pytest.raises(DamagedIndex):
         thawed.active()
 
@@ -115,7 +117,7 @@ def test_any_planted_data_is_searched_or_refused_by_name(planted: list[tuple[int
         data[place] = byte
     # These are refused before any search.
     with suppress(DamagedIndex, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        searched(deserialize(memoryview(data), "shapes"))
+        searched(deserialize(split(memoryview(data))[0], "shapes"))
 
 
 def searched(index: CardIndex) -> None:
@@ -136,4 +138,4 @@ def test_an_index_in_one_buffer_has_the_same_content() -> None:
     assert len(one.segments) == 1
     assert one.progress == index.progress == (25, 25, 25)
     assert next(hit.card for hit in hits(one, "invoice_12")) == cards[12]
-    assert hits(deserialize(memoryview(bytearray(joined(one))), "shapes"), "weather") == hits(one, "weather")
+    assert hits(deserialize(split(memoryview(bytearray(joined(one))))[0], "shapes"), "weather") == hits(one, "weather")

@@ -45,6 +45,7 @@ KiwiError
 │       ├── TokenExpired
 │       └── TooManyTries
 ├── Unavailable         provide what is missing, or try later
+│   ├── RateLimited
 │   ├── Unanswered
 │   ├── LoginRequired
 │   ├── CommandMissing
@@ -54,7 +55,6 @@ KiwiError
 │   ├── EnvironmentFailed
 │   ├── BuildFailed
 │   ├── DriverMissing
-│   ├── RateLimited
 │   ├── RequestFailed
 │   │   └── TooSlow
 │   ├── ModelFailed

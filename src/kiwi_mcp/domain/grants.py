@@ -96,11 +96,7 @@ class Condition(Struct, frozen=True):
 
 
 class Grant(Struct, frozen=True):
-    """What a principal may use: rules for each kind of resource. The defaults are those of an owner without a policy.
-
-    If the grant `is_public`, the allowed hosts are reachable in addition to the public network. If not, only the
-    allowed hosts are reachable.
-    """
+    """What a principal may use: rules for each kind of resource, by default those of an owner without a policy."""
 
     items: Rules = ALL
     hosts: Rules = NONE
@@ -113,6 +109,7 @@ class Grant(Struct, frozen=True):
     traits: Rules = NONE
     endpoints: Rules = NONE
     is_public: bool = True
+    """Whether the public network is reachable besides the allowed hosts; if not, only the allowed hosts are."""
     conditions: tuple[Condition, ...] = ()
     name: str = OWNER_POLICY
     """The name of its source, which refusals show."""

@@ -241,15 +241,14 @@ def _readable(schema: Json) -> Json:
     """Return a schema with plain prose. The values that are sent to the server do not change."""
     match schema:
         case Mapping():
-            return {word: value if word in _VALUES else _readable_word(word, value) for word, value in schema.items()}
+            prose = {
+                word: strip_controls(one) for word, one in schema.items() if word in _PROSE and isinstance(one, str)
+            }
+            return {word: one if word in _VALUES else _readable(one) for word, one in schema.items()} | prose
         case list() | tuple():
             return [_readable(one) for one in schema]
         case _:
             return schema
-
-
-def _readable_word(word: str, value: Json) -> Json:
-    return strip_controls(value) if word in _PROSE and isinstance(value, str) else _readable(value)
 
 
 def _text_of(description: str) -> JsonObject:
@@ -264,11 +263,8 @@ def _closed(properties: Mapping[str, JsonObject], required: Sequence[str]) -> Js
 def _lines(definition: JsonObject) -> list[str]:
     """Return a definition as lines. Invisible characters are escaped, and each sentence of a long text is a line."""
     text = json.dumps(definition, indent=2, ensure_ascii=False, sort_keys=True)
-    return [part for line in escape_controls(text).split("\n") for part in _parts(line)]
-
-
-def _parts(line: str) -> Sequence[str]:
-    return [line] if len(line) <= _LONG_LINE else _SENTENCES.split(line)
+    lines = escape_controls(text).split("\n")
+    return [part for line in lines for part in ([line] if len(line) <= _LONG_LINE else _SENTENCES.split(line))]
 
 
 TaskUse: TypeAlias = Literal["auto", "always", "required", "never"]

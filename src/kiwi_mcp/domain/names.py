@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, total_ordering
 from unicodedata import normalize
 
 from msgspec import Struct
@@ -49,11 +49,16 @@ def is_safe_path(path: str) -> bool:
 def _is_safe(path: str) -> bool:
     # Cached, because thousands of versions have the same few names.
     parts = path.split("/")
-    return (
-        len(parts) <= MAX_PATH_DEPTH
-        and not path.startswith("~")
-        and _UNSAFE.search(path) is None
-        and all(_is_safe_part(part) for part in parts)
+    if len(parts) > MAX_PATH_DEPTH or path.startswith("~") or _UNSAFE.search(path):
+        return False
+    # An empty part is a leading, trailing or doubled slash; a trailing dot covers `.` and `..`.
+    return all(
+        part
+        and not part.endswith((".", " "))
+        and not part.startswith(" ")
+        and len(part.encode()) <= MAX_PATH
+        and _DEVICE.fullmatch(part) is None
+        for part in parts
     )
 
 
@@ -76,17 +81,6 @@ def clashes(paths: Sequence[str]) -> Iterator[tuple[str, str]]:
                 yield path, taken[folder]
 
 
-def _is_safe_part(part: str) -> bool:
-    # An empty part is a leading, trailing or doubled slash; a trailing dot covers `.` and `..`.
-    return (
-        bool(part)
-        and not part.endswith((".", " "))
-        and not part.startswith(" ")
-        and len(part.encode()) <= MAX_PATH
-        and _DEVICE.fullmatch(part) is None
-    )
-
-
 def _folded(path: str) -> str:
     # Folding case may decompose a letter, so it is composed again.
     return normalize("NFC", normalize("NFC", path).casefold())
@@ -102,6 +96,7 @@ _MAX_LENGTH = 256
 _CLAUSE = lazy_pattern(r"(\^|~|>=|<=|>|<|=|)\s*v?(\d+|[xX*])(?:\.(\d+|[xX*]))?(?:\.(\d+|[xX*]))?(-[0-9A-Za-z.-]+)?")
 
 
+@total_ordering
 class Version(Struct, frozen=True):
     """A semantic version; build metadata does not count."""
 
@@ -117,15 +112,6 @@ class Version(Struct, frozen=True):
 
     def __lt__(self, other: Version) -> bool:
         return self._key() < other._key()
-
-    def __le__(self, other: Version) -> bool:
-        return self._key() <= other._key()
-
-    def __gt__(self, other: Version) -> bool:
-        return other < self
-
-    def __ge__(self, other: Version) -> bool:
-        return other <= self
 
     def _key(self) -> tuple[int, int, int, bool, tuple[tuple[bool, int, str], ...]]:
         # A pre-release comes before its release; numbers come before words and compare as numbers.
@@ -187,14 +173,11 @@ class Range(Struct, frozen=True):
             for low, *_ in self.clauses
         ):
             return False
-        return all(_within(version, clause) for clause in self.clauses)
-
-
-def _within(version: Version, clause: tuple[Version, Version | None, bool, bool]) -> bool:
-    low, high, with_low, with_high = clause
-    above = version > low or (with_low and version == low)
-    below = high is None or version < high or (with_high and version == high)
-    return above and below
+        return all(
+            (version > low or (with_low and version == low))
+            and (high is None or version < high or (with_high and version == high))
+            for low, high, with_low, with_high in self.clauses
+        )
 
 
 def _clause(found: re.Match[str]) -> tuple[Version, Version | None, bool, bool]:

@@ -39,9 +39,6 @@ class Cost(Struct, frozen=True):
     micros: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
-    cached_tokens: int = 0
-    is_priced: bool = True
-    """Whether the price is known; without one `micros` says nothing."""
 
 
 FREE = Cost()

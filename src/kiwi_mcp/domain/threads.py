@@ -67,17 +67,8 @@ class ThreadUsage(Struct, frozen=True):
 
     def to_json(self) -> JsonObject:
         """Return the usage as users see it, with money in dollars."""
-        return {
-            "turns": self.turns,
-            "tool_calls": self.tool_calls,
-            "input_tokens": self.input_tokens,
-            "cache_read_tokens": self.cache_read_tokens,
-            "cache_write_tokens": self.cache_write_tokens,
-            "output_tokens": self.output_tokens,
-            "spend": self.spend / 1_000_000,
-            "currency": "USD",
-            "estimated": self.is_estimated,
-        }
+        counts = {name: getattr(self, name) for name in ("turns", "tool_calls", *TOKEN_CLASSES)}
+        return {**counts, "spend": self.spend / 1_000_000, "currency": "USD", "estimated": self.is_estimated}
 
 
 class ThreadEvent(Struct, frozen=True):

@@ -130,9 +130,7 @@ class Admission:
         for version in self.incoming:
             if refusal := self._refusal(version):
                 raise refusal
-        requested = self.incoming[-1]  # the others are its dependencies
-        if refusal := self._rollback_refusal(requested):
-            raise refusal
+        self._refuse_rollback(self.incoming[-1])  # the others are its dependencies
         doubts = [one for one in self.incoming if self._is_doubtful(one)]
         for version in doubts:
             if len({one.key for one in doubts if one.key and one.scope == version.scope}) > 1:
@@ -191,8 +189,7 @@ class Admission:
         pinned = trusted.pinned(*release.name.item)
         is_unknown = version.signed.trust == "unknown_key" and not self._is_planned
         if is_unknown and (path := rotated(pinned, version.key, version.signed.rotations)):
-            now = _now()
-            self._file.pin(version.scope, [TrustedKey(step.new, now, how="rotation") for step in path])
+            self._file.pin(version.scope, [TrustedKey(step.new, _now(), how="rotation") for step in path])
             self.warnings.append(
                 f"{version.scope} signs with another key, {fingerprint(version.key)}, as the old one says"
             )
@@ -223,14 +220,13 @@ class Admission:
             return _refused(version, f"it is not signed, and {version.scope} signs with {known}", "Do not use it.")
         return None
 
-    def _rollback_refusal(self, version: IncomingVersion) -> KiwiError | None:
+    def _refuse_rollback(self, version: IncomingVersion) -> None:
         highest = Version.parse(self._file.now().versions.get(version.item, ""))
         number = Version.parse(version.name.version)
         is_older = self._is_latest and highest is not None and number is not None and number < highest
-        if not is_older or self._consent.rollback:
-            return None
-        reason = f"it is offered as the newest version, but {highest} was installed before"
-        return _refused(version, reason, "Name the exact version, or add `--allow-rollback`.")
+        if is_older and not self._consent.rollback:
+            reason = f"it is offered as the newest version, but {highest} was installed before"
+            raise _refused(version, reason, "Name the exact version, or add `--allow-rollback`.")
 
     def _is_doubtful(self, version: IncomingVersion) -> bool:
         is_accepted = self._file.now().accepted.get(str(version.name)) == version.release.digest

@@ -29,8 +29,12 @@ ANYWHERE = "/"
 
 def effects_of(plan: Plan, chain: Chain) -> Effects:
     """Return which of the owner's files a plan may change, and where it may send data."""
-    if isinstance(plan.spec, HttpSpec):
-        return Effects(sends=(_host(plan.spec),)) if _sends(plan, plan.spec, chain) else _NOTHING
+    if isinstance(spec := plan.spec, HttpSpec):
+        # A variable in a request sends the owner's data out, with any method.
+        is_changing = spec.method.upper() not in _SAFE_METHODS or spec.stream == "websocket"
+        sends = not plan.only_reads if chain.server else is_changing or bool(plan.variables)
+        host = urlsplit(spec.url).netloc.rpartition("@")[2] or spec.url
+        return Effects(sends=(host,)) if sends else _NOTHING
     if isinstance(plan.spec, ReadSpec) or plan.only_reads:
         return _NOTHING
     if plan.profile is not None and plan.profile.level not in _LAX:
@@ -119,30 +123,13 @@ def _holds(rule: ApprovalRule, actor: str, project: str, contents: Collection[st
 
 
 def _covers(rule: ApprovalRule, plan: Plan, touches: Effects) -> bool:
-    return (
-        fits_item(rule.item, plan.identity)
-        and _begins(rule.argv, plan)
-        and (not (rule.paths or rule.hosts or rule.digest) or _is_within(rule, touches))
-    )
-
-
-def _begins(argv: tuple[str, ...], plan: Plan) -> bool:
-    return not argv or (isinstance(plan.spec, ProcessSpec) and plan.spec.argv[: len(argv)] == argv)
-
-
-def _is_within(rule: ApprovalRule, touches: Effects) -> bool:
-    """Whether a rule that names paths or hosts names all that is touched."""
+    """Whether a rule is about a plan; one that names paths, hosts or a digest has to name all that is touched."""
+    if not fits_item(rule.item, plan.identity):
+        return False
+    if rule.argv and not (isinstance(plan.spec, ProcessSpec) and plan.spec.argv[: len(rule.argv)] == rule.argv):
+        return False
+    if not (rule.paths or rule.hosts or rule.digest):
+        return True
     return all(any(fits_path(glob, path) for glob in rule.paths) for path in touches.writes) and all(
         any(fits_host(glob, host) for glob in rule.hosts) for host in touches.sends
     )
-
-
-def _sends(plan: Plan, spec: HttpSpec, chain: Chain) -> bool:
-    if chain.server:
-        return not plan.only_reads
-    # A variable in a request sends the owner's data out, with any method.
-    return bool(plan.variables) or spec.method.upper() not in _SAFE_METHODS or spec.stream == "websocket"
-
-
-def _host(spec: HttpSpec) -> str:
-    return urlsplit(spec.url).netloc.rpartition("@")[2] or spec.url

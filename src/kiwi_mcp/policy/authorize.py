@@ -227,9 +227,11 @@ def _per_minute(written: Json, place: str, issues: list[Issue]) -> int:
 def _offences(condition: Condition, inputs: JsonObject | None, project: Path, now: datetime) -> Iterator[str]:
     if condition.days and now.weekday() not in condition.days:
         yield f"not on this day, but on {', '.join(_DAYS[day] for day in condition.days)}"
-    if condition.hours is not None and not _is_within(condition.hours, now.hour * 60 + now.minute):
-        begin, end = (f"{minute // 60:02}:{minute % 60:02}" for minute in condition.hours)
-        yield f"not at this hour, but from {begin} to {end}"
+    if condition.hours is not None:
+        (begin, end), minute = condition.hours, now.hour * 60 + now.minute
+        if not (begin <= minute < end if begin < end else minute >= begin or minute < end):
+            shown = (f"{one // 60:02}:{one % 60:02}" for one in condition.hours)
+            yield f"not at this hour, but from {' to '.join(shown)}"
     if inputs is None:
         return
     for name, bound in condition.parameters.items():
@@ -240,11 +242,6 @@ def _offences(condition: Condition, inputs: JsonObject | None, project: Path, no
             yield f"the parameter `{name}` is bounded, and must be given"
         else:
             yield from (f"`{name}` {issue.reason}" for issue in faults(rule, inputs[name], place=name))
-
-
-def _is_within(hours: tuple[int, int], minute: int) -> bool:
-    begin, end = hours
-    return begin <= minute < end if begin < end else minute >= begin or minute < end
 
 
 def _path_offence(name: str, pattern: str, value: Json, project: Path) -> Iterator[str]:

@@ -72,7 +72,10 @@ def _filled(word: str, project: Path | None) -> str:
 
 
 def _code_in(words: Sequence[str], folder: str) -> Iterator[_File]:
-    program = words[0] if "/" in words[0] else _on_path(words[0], search_path())
+    program: str | None = words[0]
+    if "/" not in words[0]:
+        places = (f"{part}/{words[0]}" for part in search_path().split(":"))
+        program = next((place for place in places if os.access(place, os.X_OK)), None)
     if program and (found := _file(_placed(program, folder))) and not base_profile().covers(_real(*found)):
         yield found
     script = script_in(ProcessSpec(tuple(words), folder))
@@ -82,21 +85,13 @@ def _code_in(words: Sequence[str], folder: str) -> Iterator[_File]:
             continue
         place = _placed(named, folder)
         is_code = number == script or _CODE.search(place)
-        inside = (f"{place}/{name}" for name in _STARTED) if _is_folder(place) else ()
+        is_folder = (state := _state(place)) is not None and S_ISDIR(state.st_mode)
+        inside = (f"{place}/{name}" for name in _STARTED) if is_folder else ()
         yield from filter(None, map(_file, (place,) if is_code else inside))
 
 
 def _placed(named: str, folder: str) -> str:
     return named if named[0] == "/" else f"{folder}/{named}"
-
-
-def _on_path(command: str, path: str) -> str | None:
-    return next((place for folder in path.split(":") if os.access(place := f"{folder}/{command}", os.X_OK)), None)
-
-
-def _is_folder(path: str) -> bool:
-    state = _state(path)
-    return state is not None and S_ISDIR(state.st_mode)
 
 
 def _file(path: str) -> _File | None:

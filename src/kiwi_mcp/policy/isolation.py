@@ -29,10 +29,6 @@ class LinkLevel(Struct, frozen=True):
     provenance: Provenance
     level: Level
 
-    def to_json(self) -> JsonObject:
-        """Return it as `why` shows it."""
-        return {"identity": self.identity, "provenance": self.provenance, "floor": self.level}
-
 
 class IsolationDecision(Struct, frozen=True):
     """The isolation level of a chain, and what decided it."""
@@ -66,20 +62,17 @@ class IsolationDecision(Struct, frozen=True):
         least = self.relaxed or self.decisive.level
         return strictest([least, self.asked]) != least
 
-    @property
-    def _decided_by(self) -> str:
-        if self.deployed:
-            return "deployment"
-        return "manifest" if self.is_asked else "owner" if self.relaxed else self.decisive.identity
-
     def to_json(self) -> JsonObject:
         """Return it as `why` shows it."""
+        decided_by = "manifest" if self.is_asked else "owner" if self.relaxed else self.decisive.identity
         return {
             "level": self.level,
             "asked": self.asked,
             "provenance": self.provenance,
-            "decided_by": self._decided_by,
-            "floors": [one.to_json() for one in self.floors],
+            "decided_by": "deployment" if self.deployed else decided_by,
+            "floors": [
+                {"identity": one.identity, "provenance": one.provenance, "floor": one.level} for one in self.floors
+            ],
             **({"relaxed_to": self.relaxed} if self.relaxed else {}),
         }
 
@@ -134,8 +127,7 @@ def change_of(tool: Tool, holding: IsolationDecision) -> str:
         return f"The owner relaxed exactly this content; an edit ends that, and so does `kiwi relax {tool.id} --undo`."
     if response := remedy(holding.provenance, holding.decisive.identity):
         return response
-    least = LEVELS[0]
-    return "" if holding.level == least else f"The owner can let it run less strictly: `kiwi relax {tool.id}`."
+    return "" if holding.level == LEVELS[0] else f"The owner can let it run less strictly: `kiwi relax {tool.id}`."
 
 
 Judge: TypeAlias = Callable[[Chain], IsolationDecision]

@@ -206,7 +206,13 @@ def _files(needs: Needs, rights: Rights, space: Space) -> ProcessAccess:
     readable = [path for text in needs.read if os.path.lexists(path := rules.given("read", text))]
     wanted = {rules.given("write", text): text for text in needs.write}
     writable = [path for path in wanted if os.path.lexists(path)]
-    _refuse_absent(wanted, writable)
+    for path, text in wanted.items():
+        if not _is_below(path, writable):  # a path that is missing may lie in a folder that is there
+            raise Unavailable(
+                f"{text!r}, which the item needs to write, is not there.",
+                suggestion=f"Create it (`mkdir -p {path}`), or let the item need the folder that it would lie in.",
+                path=path,
+            )
     hidden = [path for folder in (*readable, *writable) for path in rules.inside("read", folder)]
     kept = [path for folder in writable for path in rules.inside("write", folder) if path not in hidden]
     return rules.reach([*readable, *kept], writable, hidden)
@@ -223,9 +229,9 @@ def seen(
 ) -> ProcessAccess:
     """Return the access that a command gets, or refuse it.
 
-    `named` are the paths that the command names, each with the files around it. `programs` are the files that its
-    program needs. `profile` is the base with the access that it already has. A command that the owner did not write may
-    only name paths in the project and paths that it declares.
+    `named` are the paths that it names, each with the files around it; `programs` the files that its program needs;
+    `profile` has the access that it already has. A command that the owner did not write may only name paths in the
+    project and paths that it declares.
     """
     rules = _FileRules(rights, space)
     readable = [
@@ -259,11 +265,14 @@ class _FileRules:
 
     def given(self, kind: ResourceKind, text: str) -> str:
         """Return the path of a need, if it may be given."""
-        path = self._path(text)
-        self._refuse_own(path, text)
-        if kind == "write":
-            self._refuse_obeyed(path, text)
-        self._refuse_denied(kind, path)
+        path = self._checked_path(kind, text)
+        for name, rules in self._rules[kind]:
+            if (refused := rules.match(path, kind)) is not None:
+                raise _denied(kind, path, refused, name)
+        # A writable path is readable as well, without a rule that allows it; a rule that denies reading still applies.
+        for name, rules in self._rules["read"] if kind == "write" else ():
+            if refused := rules.match(path, "read"):
+                raise _denied("read", path, refused, name)
         return path
 
     def around(self, path: str, around: Sequence[str], profile: SandboxProfile, *, is_owners: bool) -> Sequence[str]:
@@ -288,10 +297,7 @@ class _FileRules:
 
     def verdicts(self, kind: ResourceKind, text: str) -> tuple[Verdict, ...]:
         """Return the verdict of each grant on a path."""
-        path = self._path(text)
-        self._refuse_own(path, text)
-        if kind == "write":
-            self._refuse_obeyed(path, text)
+        path = self._checked_path(kind, text)
         return tuple(
             Allow(name, match_rules(rules, kind, path)[1])
             if (refused := rules.match(path, kind)) is None
@@ -355,7 +361,9 @@ class _FileRules:
             return False
         return not (_is_below(path, [self._project]) and _is_below(self._project, [self._cache]))
 
-    def _refuse_own(self, path: str, text: str) -> None:
+    def _checked_path(self, kind: ResourceKind, text: str) -> str:
+        """Return the path of a need, unless it is Kiwi's own, holds secrets, or must not be changed."""
+        path = self._path(text)
         if self._is_own(path):
             raise PolicyDenied(
                 f"{text!r} is in Kiwi's own folder, which nothing is given.",
@@ -367,23 +375,15 @@ class _FileRules:
                 suggestion="Declare the variables: `variables: [NAME]` under `config`, or `${NAME}`.",
             )
 
-    def _refuse_obeyed(self, path: str, text: str) -> None:
         # The project itself may lie in such a folder, as work trees of editors do.
         inner = Path(path).relative_to(self._project) if _is_below(path, [self._project]) else Path(path)
-        if name := next((part for part in inner.parts if base_profile().is_protected(part)), None):
+        name = next((part for part in inner.parts if base_profile().is_protected(part)), None)
+        if kind == "write" and name:
             raise PolicyDenied(
                 f"{text!r} is of {name!r}, which other programs run or obey, and which nothing is given to change.",
                 suggestion="Let the item need another folder to write to; `needs.read` may name it.",
             )
-
-    def _refuse_denied(self, kind: ResourceKind, path: str) -> None:
-        for name, rules in self._rules[kind]:
-            if (refused := rules.match(path, kind)) is not None:
-                raise _denied(kind, path, refused, name)
-        # A writable path is readable as well, without a rule that allows it; a rule that denies reading still applies.
-        for name, rules in self._rules["read"] if kind == "write" else ():
-            if refused := rules.match(path, "read"):
-                raise _denied("read", path, refused, name)
+        return path
 
     def _beside(self, rules: Rules) -> Rules:
         """Return the owner's rules; a list of places that are all outside of the project leaves that as it is."""
@@ -408,17 +408,6 @@ def is_private(path: str) -> bool:
     return path.startswith(f"{home}/.")
 
 
-def _refuse_absent(wanted: Mapping[str, str], writable: Iterable[str]) -> None:
-    """Refuse a path that is to be written and is not there, unless it would lie in a folder that is."""
-    for path, text in wanted.items():
-        if not _is_below(path, writable):
-            raise Unavailable(
-                f"{text!r}, which the item needs to write, is not there.",
-                suggestion=f"Create it (`mkdir -p {path}`), or let the item need the folder that it would lie in.",
-                path=path,
-            )
-
-
 def _demand(rights: Rights, kind: ResourceKind, resource: str) -> None:
     match rights.verdict(kind, resource):
         case Deny(reason=reason, rule=rule, grant=grant):
@@ -427,7 +416,8 @@ def _demand(rights: Rights, kind: ResourceKind, resource: str) -> None:
 
 def refuse_private_host(rights: Rights, host: str) -> None:
     """Refuse an address that is not public and that the owner did not name; what names lead to is seen later."""
-    name, _, port = host.strip("[").replace("]", "").rpartition(":") if _has_port(host) else (host, "", "")
+    has_port = host.count(":") == 1 or "]:" in host
+    name, _, port = host.strip("[").replace("]", "").rpartition(":") if has_port else (host, "", "")
     is_local = name in _LOCAL
     if not is_local and address_of(name) is None:
         return
@@ -438,10 +428,6 @@ def refuse_private_host(rights: Rights, host: str) -> None:
             f"It needs {host!r}, which is not on the public network.",
             suggestion=f"If the owner means it, add {host!r} to `hosts.allow` in policy.yaml of the user space.",
         )
-
-
-def _has_port(host: str) -> bool:
-    return host.count(":") == 1 or "]:" in host
 
 
 def _denied(kind: ResourceKind, path: str, rule: str, grant: str) -> PolicyDenied:

@@ -238,19 +238,12 @@ def owner_policy(user: Path) -> Policy:
 def _stat(path: str) -> _FileState | None:
     try:
         found = os.lstat(path)
-        if S_ISLNK(found.st_mode):
-            found = _behind(path)
     except (FileNotFoundError, NotADirectoryError):
         return None  # where there is no space, there is no policy in it
     except OSError as error:
         raise _unreadable(error) from error
-    return _state_of(found)
-
-
-def _behind(path: str) -> os.stat_result:
-    """Return the status of a link's target. A broken link may be the owner's policy on a disk that is not mounted."""
-    try:
-        return os.stat(path)  # noqa: PTH116 - text, as all that is on the way of every call
+    try:  # a broken link may be the owner's policy on a disk that is not mounted
+        return _state_of(os.stat(path) if S_ISLNK(found.st_mode) else found)  # noqa: PTH116 - on the way of every call
     except OSError as error:
         raise _unreadable(error) from error
 
@@ -264,7 +257,10 @@ def _parse_policy(path: Path) -> Policy:
     issues = [*unknown_words(value, _POLICY_KEYS, "")]
     grant = read_grant(written, FILE_NAME, "", issues, Grant())
     folders = tuple(Path(text).expanduser() for text in texts("roots", written.get("roots"), issues))
-    actors = _actors(written.get("actors"), issues)
+    listed = written.get("actors")
+    if listed is not None and not isinstance(listed, Mapping):
+        issues.append(Issue("actors", "is not a mapping", "Write the name of a token, and its rules below it."))
+    actors = {name: _actor(name, rules, issues) for name, rules in as_object(listed).items()}
     checkpoint = written.get("checkpoint", "")
     if checkpoint and checkpoint not in CHECKPOINT_MODES:
         issues.append(Issue("checkpoint", "is not a mode", f"Use one of: {', '.join(CHECKPOINT_MODES)}."))
@@ -286,12 +282,6 @@ def _spending(written: Json, issues: list[Issue]) -> DayLimits:
     amounts = {name: round(float(str(value)) * _MICROS) for name, value in given.items()}
     known = DayLimits()
     return DayLimits(starter=amounts.get("per_starter", known.starter), owner=amounts.get("per_day", known.owner))
-
-
-def _actors(written: Json, issues: list[Issue]) -> Mapping[str, Grant]:
-    if written is not None and not isinstance(written, Mapping):
-        issues.append(Issue("actors", "is not a mapping", "Write the name of a token, and its rules below it."))
-    return {name: _actor(name, rules, issues) for name, rules in as_object(written).items()}
 
 
 def _actor(name: str, written: Json, issues: list[Issue]) -> Grant:

@@ -126,7 +126,11 @@ def owner_preferences(user: Path) -> Preferences:
     stat = owner_stamp(path)
     known = _read.get(path)
     if known is None or known[0] != stat:
-        known = _read[path] = (stat, _forgiving(Path(path)) if stat else _merged({}))
+        try:
+            found = _merged(_parse(Path(path)) if stat else {})
+        except InvalidManifest as fault:
+            found = replace(_merged({}), fault=fault)
+        known = _read[path] = (stat, found)
     return known[1]
 
 
@@ -157,13 +161,6 @@ def wish_issues(section: Section, word: str, value: Json) -> Iterator[Issue]:
             yield Issue(f"{place}.as", "gives one name to several items", "Name one item, or leave `as` out.")
     elif not isinstance(value, bool):
         yield Issue(place, "says neither yes nor no", _FIX)
-
-
-def _forgiving(path: Path) -> Preferences:
-    try:
-        return _merged(_parse(path))
-    except InvalidManifest as fault:
-        return replace(_merged({}), fault=fault)
 
 
 def _merged(written: JsonObject) -> Preferences:

@@ -13,7 +13,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Needs
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.manifest.mcp.known_servers import KnownServer, server_in
+from kiwi_mcp.manifest.mcp.known_servers import server_in
 from kiwi_mcp.policy.needs import is_private, placed
 from kiwi_mcp.sandbox.command_files import files_of_command, is_in_any, is_too_wide, script_in
 from kiwi_mcp.sandbox.levels import base_profile
@@ -25,11 +25,9 @@ _DATA = frozenset({".db", ".sqlite", ".sqlite3", ".duckdb", ".jsonl", ".log"})
 def needs_named(config: JsonObject, issues: list[Issue], *, server: str = "NAME", project: Path | None = None) -> Needs:
     """Return the needs that the entry of a server implies, and those that are known of it.
 
-    An absolute path is a folder to change or a file to read. Of a file that is missing, or that holds data, the folder
-    around it is one to change. The file that it runs is readable without being named, unless it is in a hidden folder
-    of the home. A whole home folder is too wide and is never given. Hidden folders of the home are given only if they
-    are known of the server. The file of a `project` gives nothing outside that project. For a path that is not given,
-    an issue says how the owner can allow it.
+    An absolute path is a folder to change or a file to read; of a file that is missing or holds data, the folder around
+    it is one to change. A whole home folder is never given, hidden folders of the home only if they are known of the
+    server, and to the entry of a `project` nothing outside of it. Each path that is not given is an issue.
     """
     if config.get("transport") != "stdio":
         return Needs()
@@ -45,14 +43,17 @@ def needs_named(config: JsonObject, issues: list[Issue], *, server: str = "NAME"
         else:
             issues.append(_not_given(folder, server, "read"))
     known = server_in(config)
-    listed = _listed_folders(known) if known else []
+    # The folders that the table of well-known servers names for it, also as defaults of variables.
+    texts = (*known.folders, *known.env.values()) if known else ()
+    listed = [str(write_place(path)) for text in texts for path in _paths(text)]
     options = zip(("", *argv), argv, range(len(argv)), strict=False)
     words = [(option, word) for option, word, place in options if place and place != script]
     words += [(name, text_of(value)) for name, value in as_object(config.get("env")).items()]
     words += [("", folder) for folder in known.folders] if known else []
     for name, word in words:
         for path in _paths(word):
-            is_data = path.suffix.lower() in _DATA or (known is not None and _option(name, word) in known.files)
+            option = word.partition("=")[0] if word.startswith("-") else name
+            is_data = path.suffix.lower() in _DATA or (known is not None and option in known.files)
             place = write_place(path) if is_data or not path.exists() else path
             if is_too_wide(place):
                 fix = (
@@ -94,21 +95,10 @@ def make_folders(needs: Needs, project: Path) -> None:
             ) from fault
 
 
-def _listed_folders(known: KnownServer) -> list[str]:
-    """Return the folders that the table of well-known servers names for a server, also as defaults of variables."""
-    paths = [path for text in (*known.folders, *known.env.values()) for path in _paths(text)]
-    return [str(write_place(path)) for path in paths]
-
-
 def _not_given(path: str, server: str, access: str) -> Issue:
     """Return the warning about a path that an entry names and that only the owner can allow."""
     fix = f"If it needs that: `kiwi mcp allow {server} --{access} {shlex.quote(path)}`."
     return Issue("needs", f"{path} is not given to {server} by its entry alone", fix, "warning")
-
-
-def _option(name: str, word: str) -> str:
-    """Return the variable or the option that a word is the value of."""
-    return word.partition("=")[0] if word.startswith("-") else name
 
 
 def _paths(word: str) -> Iterator[Path]:

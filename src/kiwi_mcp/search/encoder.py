@@ -13,7 +13,7 @@ from hashlib import file_digest
 from importlib import import_module
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -36,14 +36,9 @@ _IDEOGRAPHS = (
 _SPECIAL = ("[UNK]", "[CLS]", "[SEP]")
 
 
-class _Loaded(NamedTuple):
-    encoder: Encoder | None
-    state: str
-
-
 def load_encoder() -> Encoder | None:
     """Return the encoder, or None where search has words only."""
-    return _loaded().encoder
+    return _loaded()[0]
 
 
 @cache
@@ -58,24 +53,24 @@ def encoder_name() -> str:
 
 def encoder_state() -> str:
     """Return which encoder is active, or why none is."""
-    return _loaded().state
+    return _loaded()[1]
 
 
-def _loaded() -> _Loaded:
+def _loaded() -> tuple[Encoder | None, str]:
     # Threads that search first at the same time share what one of them loads.
     with _loading:
         return _load()
 
 
 @cache
-def _load() -> _Loaded:
+def _load() -> tuple[Encoder | None, str]:
     try:
         encoder: Encoder = MiniLM(HOME)
     except ImportError as error:
-        return _Loaded(None, f"words only: {error}")
+        return None, f"words only: {error}"
     except Exception as error:  # noqa: BLE001 - on any failure, search uses words alone, and reports it once
-        return _Loaded(None, f"words only: the encoder cannot be loaded ({str(error) or repr(error):.200})")
-    return _Loaded(encoder, f"words and meaning ({encoder.name})")
+        return None, f"words only: the encoder cannot be loaded ({str(error) or repr(error):.200})"
+    return encoder, f"words and meaning ({encoder.name})"
 
 
 class EncodingCancelled(Exception):
@@ -203,25 +198,19 @@ class _Spelling(dict[int, str]):
     """The spelling of each character, computed when it is first used."""
 
     def __missing__(self, code: int) -> str:
-        spelt = _spelt(chr(code))
+        char, category = chr(code), unicodedata.category(chr(code))
+        if char in _WHITE or category.startswith("Z"):
+            spelt = " "
+        elif category.startswith("C") or category == "Mn" or char == "\ufffd":
+            spelt = ""
+        else:
+            is_ideograph = any(first <= code <= last for first, last in _IDEOGRAPHS)
+            is_apart = category.startswith("P") or (char.isascii() and not char.isalnum()) or is_ideograph
+            spelt = f" {char} " if is_apart else char.lower()
         # With a limit: a text could hold every character of Unicode.
         if len(self) < 65_536:  # noqa: PLR2004 - about the number of characters in use
             self[code] = spelt
         return spelt
-
-
-def _spelt(char: str) -> str:
-    category = unicodedata.category(char)
-    if char in _WHITE or category.startswith("Z"):
-        return " "
-    if category.startswith("C") or category == "Mn" or char == "\ufffd":
-        return ""
-    is_apart = category.startswith("P") or (char.isascii() and not char.isalnum()) or _is_ideograph(ord(char))
-    return f" {char} " if is_apart else char.lower()
-
-
-def _is_ideograph(code: int) -> bool:
-    return any(first <= code <= last for first, last in _IDEOGRAPHS)
 
 
 _spelling = _Spelling()

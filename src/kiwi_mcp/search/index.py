@@ -116,7 +116,10 @@ class CardIndex:
                 place = self._places.pop(key)
                 place.segment.drop(place.slot)
             self._new = {key: card for key, card in wanted.items() if key not in self._places}
-            self._cards, self._named = cards, _by_name(cards)
+            named: dict[str, list[Card]] = {}
+            for card in cards:
+                named.setdefault(card.tool_id, []).append(card)
+            self._cards, self._named = cards, named
             if _are_few([*self._new.values()]):
                 self._add(self._new, {})
 
@@ -220,10 +223,3 @@ def _are_few(cards: Sequence[Card]) -> bool:
 def _is_same(card: Card | None, place: Place) -> bool:
     known = place.segment.cards[place.slot]
     return card is known or card == known
-
-
-def _by_name(cards: Sequence[Card]) -> Mapping[str, Sequence[Card]]:
-    named: dict[str, list[Card]] = {}
-    for card in cards:
-        named.setdefault(card.tool_id, []).append(card)
-    return named

@@ -90,15 +90,11 @@ class FileCheck:
         os.close(self._file)
 
 
-class LoadedIndex(msgspec.Struct, frozen=True):
-    """An index from disk, and the check of its file that is left to do."""
+def load_index(path: Path, etag: str, encoder: str) -> tuple[CardIndex, FileCheck] | None:
+    """Return the saved index of a source at an etag, and the check that is left to do.
 
-    index: CardIndex
-    check: FileCheck
-
-
-def load_index(path: Path, etag: str, encoder: str) -> LoadedIndex | None:
-    """Return the saved index of a source at an etag; None if there is none, or it is damaged or of another release."""
+    None if there is none, or it is damaged or of another release.
+    """
     try:
         # Without O_NONBLOCK, a pipe in its place would block until a writer opens it.
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -116,11 +112,11 @@ def load_index(path: Path, etag: str, encoder: str) -> LoadedIndex | None:
         blocks = _sealed_blocks(whole)
         start = blocks[0][0]
         _check(whole, blocks[:1])
-        parts, eager = _split(whole[start:])
+        parts, eager = split(whole[start:])
         count = -(-eager // _BLOCK)
         _check(whole, blocks[1:count])
         check.blocks = blocks[max(count, 1) :]
-        return LoadedIndex(_deserialize(parts, encoder), check)
+        return deserialize(parts, encoder), check
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, DamagedIndex):
         return None
 
@@ -289,12 +285,8 @@ def serialize(index: CardIndex) -> Sequence[bytes]:
     return _join({"facts": json.dumps(facts, separators=(",", ":")).encode(), **parts})
 
 
-def deserialize(data: memoryview, encoder: str) -> CardIndex:
-    """Return the index that was serialized; it continues to use these bytes."""
-    return _deserialize(_split(data)[0], encoder)
-
-
-def _deserialize(parts: Mapping[str, memoryview], encoder: str) -> CardIndex:
+def deserialize(parts: Mapping[str, memoryview], encoder: str) -> CardIndex:
+    """Return the index that was serialized; it continues to use the bytes of its parts."""
     every: Sequence[_Facts] = json.loads(bytes(parts["facts"]))
     segments, digests, named = [], [], []
     for number, facts in enumerate(every):
@@ -320,7 +312,8 @@ def _segment(facts: _Facts, parts: Mapping[str, memoryview]) -> Segment:
     digests = np.frombuffer(parts["digests"], np.uint8).reshape(-1, len(_GONE))
     is_whole = (
         {len(words), len(identities), len(digests)} == {len(cards)}
-        and _do_fit(arrays, len(cards))
+        and _have_sizes(arrays, len(cards))
+        and _are_slots(arrays["slots"], len(cards))
         and np.array_equal(arrays["is_alive"], digests.any(axis=1))
         and sorted(bounds) == bounds
     )
@@ -329,13 +322,13 @@ def _segment(facts: _Facts, parts: Mapping[str, memoryview]) -> Segment:
     return Segment(cards, words, SegmentArrays(ranges=ranges, **arrays), identities)
 
 
-def _do_fit(arrays: Mapping[str, NDArray[np.generic]], count: int) -> bool:
-    """Whether arrays have the sizes and types for `count` cards, and refer to no other card."""
+def _have_sizes(arrays: Mapping[str, NDArray[np.generic]], count: int) -> bool:
+    """Whether arrays have the sizes and types for `count` cards."""
     for name, empty in _arrays(_EMPTY).items():
         length = len(arrays["slots"]) if name in _POSTINGS else count
         if (arrays[name].dtype, arrays[name].shape) != (empty.dtype, tuple(size or length for size in empty.shape)):
             return False
-    return _are_slots(arrays["slots"], count)
+    return True
 
 
 def _are_slots(numbers: NDArray[np.generic], count: int) -> bool:
@@ -360,14 +353,11 @@ def _join(parts: Mapping[str, bytes]) -> Sequence[bytes]:
     large = {name: part for name, part in parts.items() if name.rpartition(" ")[2] in _LARGE}
     ordered = {name: part for name, part in parts.items() if name not in large} | large
     head = json.dumps({name: len(part) for name, part in ordered.items()}).encode()
-    return [_padded(part) for part in (len(head).to_bytes(8, "little"), head, *ordered.values())]
+    every = (len(head).to_bytes(8, "little"), head, *ordered.values())
+    return [part + b"\0" * (-len(part) % _ALIGNED) for part in every]
 
 
-def _padded(part: bytes) -> bytes:
-    return part + b"\0" * (-len(part) % _ALIGNED)
-
-
-def _split(whole: memoryview) -> tuple[Mapping[str, memoryview], int]:
+def split(whole: memoryview) -> tuple[Mapping[str, memoryview], int]:
     """Return the parts, and where those begin that are checked later."""
     size, at = int.from_bytes(whole[:8], "little"), _ALIGNED
     lengths, at = json.loads(bytes(whole[at : at + size])), at + size + -size % _ALIGNED

@@ -31,7 +31,7 @@ from kiwi_mcp.search.index_file import (
     load_index,
     save_index,
 )
-from kiwi_mcp.search.port import CardSource, Encoder, FeatureStorage, Filter, PublishedItems
+from kiwi_mcp.search.port import CardSource, Encoder, FeatureStorage, Filter
 from kiwi_mcp.search.query import CardPool, ParsedQuery, parse_query
 from kiwi_mcp.search.server_index import CandidatePool, ServerIndex
 from kiwi_mcp.search.worker import BackgroundWorker
@@ -221,8 +221,8 @@ class SourceIndex:
             if etag and etag == self._etag:
                 return False
             if etag and not self._changes and (known := load_index(self._path, etag, self._encoder)):
-                self.index, self._check, self._is_loaded = known.index, known.check, True
-                self._etag, self._saved = etag, (etag, known.index.progress.encoded)
+                (self.index, self._check), self._is_loaded = known, True
+                self._etag, self._saved = etag, (etag, self.index.progress.encoded)
                 return True
             try:
                 is_new = self._take(source, source.cards())
@@ -257,20 +257,13 @@ class SourceIndex:
         # After a change the disk is not read again: the file may still be there.
         self._changes += 1
 
-    def catch_up(self, features: FeatureStorage | None, encoder: Encoder | None, *, seconds: float) -> bool:
-        """Index what is new, for about `seconds`; return whether more is left."""
-        return self.index.catch_up(features, encoder, seconds=seconds)
-
     @property
     def is_unchecked(self) -> bool:
         """Whether part of the file that the index came from is not checked yet."""
         return self._check is not None
 
     def check(self, *, seconds: float) -> bool:
-        """Check the file that the index came from, for about `seconds`; return whether more is left.
-
-        A damaged file raises `DamagedIndex`.
-        """
+        """Check the file of the index for about `seconds`; return whether more is left, or raise `DamagedIndex`."""
         check = self._check
         if check is None or check.run(seconds=seconds):
             return check is not None
@@ -358,7 +351,9 @@ class SearchIndexes:
             self._worker.wake()  # it loads the encoder while the catalog is read
         indexes, server = self._follow(sources)
         begun = total_progress(indexes)
-        if self._has_work(begun, server) or any(one.is_unchecked for one in indexes):
+        is_behind = begun.worded < begun.cards or (self._encoder is not None and begun.encoded < begun.cards)
+        has_work = not self._is_loaded or self._is_registry_changed or is_behind or bool(server and server.is_behind)
+        if has_work or any(one.is_unchecked for one in indexes):
             self._worker.wake()
             self._wait(indexes, server)
             begun = total_progress(indexes)
@@ -408,7 +403,10 @@ class SearchIndexes:
         for source in sources:
             published = source.published()
             if published and not published.registry.database.is_embedded:
-                server = self._server_index(published)
+                with self._lock:
+                    if self._server is None or self._server.registry is not published.registry:
+                        self._server = ServerIndex(published)
+                    server = self._server
                 is_new = server.follow(source.generation())
             else:
                 self._server = None if published else self._server
@@ -416,13 +414,6 @@ class SearchIndexes:
                 is_new = index.follow(source)
             self._is_registry_changed |= is_new and published is not None
         return indexes, server
-
-    def _server_index(self, published: PublishedItems) -> ServerIndex:
-        """Return the index of a registry that is on a server."""
-        with self._lock:
-            if self._server is None or self._server.registry is not published.registry:
-                self._server = ServerIndex(published)
-            return self._server
 
     def _index(self, source: CardSource) -> SourceIndex:
         with self._lock:
@@ -437,12 +428,6 @@ class SearchIndexes:
         with self._lock:
             return [*self._indexes.values()]
 
-    def _has_work(self, begun: IndexProgress, server: ServerIndex | None) -> bool:
-        cards, worded, encoded = begun
-        is_behind = worded < cards or (self._encoder is not None and encoded < cards)
-        is_server_behind = server is not None and server.is_behind
-        return not self._is_loaded or self._is_registry_changed or is_behind or is_server_behind
-
     def _step(self, seconds: float) -> bool:
         """Do some of the remaining work: load the encoder, then words, then vectors; return whether more is left."""
         if not self._is_loaded:
@@ -453,14 +438,14 @@ class SearchIndexes:
         encoder = CancellableEncoder(self._encoder, lambda: self._worker.is_closing) if self._encoder else None
         try:
             # All words come before any vector: they do not depend on whether the encoder works.
-            if any(index.catch_up(features, None, seconds=seconds) for index in indexes):
+            if any(one.index.catch_up(features, None, seconds=seconds) for one in indexes):
                 return True
             if server is not None and server.is_unread and server.index_words(seconds=seconds):
                 return True
             self._is_patient = True
             if any(index.check(seconds=seconds) for index in indexes):
                 return True
-            if any(index.catch_up(features, encoder, seconds=seconds) for index in indexes):
+            if any(one.index.catch_up(features, encoder, seconds=seconds) for one in indexes):
                 return True
             for index in indexes:
                 index.save()

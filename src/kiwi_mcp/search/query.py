@@ -161,7 +161,9 @@ def parse_query(text: str, encoder: Encoder | None) -> ParsedQuery:
     """Return a query, parsed; a very long one is cut."""
     text = text[:MAX_QUERY]
     texts = (text, *split_clauses(text))
-    vectors = _encode(texts, encoder) if encoder and text.strip() else None
+    vectors = encoder.encode(texts) if encoder and text.strip() else None
+    if vectors is not None and not np.isfinite(vectors).all():
+        raise ValueError("the encoder returned no vectors")
     whole, *parts = map(_counted, texts)
     # A clause of a long query may hold words that are not searched.
     known = [{word: count for word, count in part.items() if word in whole} for part in parts]
@@ -172,7 +174,10 @@ def terms_of(query: ParsedQuery, pools: Sequence[CardPool]) -> Mapping[str, Term
     """Return each word of a query with the stems it matches in some cards, the rarest first."""
     total = sum(pool.count for pool in pools)
     meanings = expand_terms(query.counted[0], _Words(pools))
-    terms = [_term(word, stems, pools, total) for word, stems in meanings.items()]
+    terms = []
+    for word, stems in meanings.items():
+        held = sum(pool.document_frequency(found) for pool in pools for found in stems)
+        terms.append(Term(word, stems, idf(held, total) * word_weight(word), held))
     return {term.word: term for term in sorted(terms, key=lambda term: (term.count, term.word))}
 
 
@@ -182,27 +187,14 @@ def _counted(text: str) -> Mapping[str, int]:
     return dict(islice(said.items(), MAX_WORDS))
 
 
-class _Words:
+class _Words(Struct):
     """The stems of some pools."""
 
-    def __init__(self, pools: Sequence[CardPool]) -> None:
-        self._pools = pools
+    pools: Sequence[CardPool]
 
     def known_stems(self, stems: AbstractSet[str]) -> AbstractSet[str]:
-        return {found for pool in self._pools for found in pool.known_stems(stems)}
+        return {found for pool in self.pools for found in pool.known_stems(stems)}
 
     def beginning_with(self, word: str, most: int) -> AbstractSet[str]:
-        segments = [segment for pool in self._pools for segment in pool.segments]
+        segments = [segment for pool in self.pools for segment in pool.segments]
         return {found for segment in segments for found in segment.beginning_with(word, most)}
-
-
-def _term(word: str, stems: Mapping[str, float], pools: Sequence[CardPool], total: int) -> Term:
-    held = sum(pool.document_frequency(found) for pool in pools for found in stems)
-    return Term(word, stems, idf(held, total) * word_weight(word), held)
-
-
-def _encode(texts: Sequence[str], encoder: Encoder) -> Floats:
-    vectors = encoder.encode(texts)
-    if not np.isfinite(vectors).all():
-        raise ValueError("the encoder returned no vectors")
-    return vectors

@@ -36,15 +36,11 @@ def near_misses(
 ) -> Sequence[Card]:
     """Return the cards with names most similar to a word of a query, which may be more than a typo away."""
     asked = [*map(_pairs, islice(query.counted[0], _MOST_WORDS))]
-    found = _alike(asked, filter(keeps, _active(pools)), monotonic() + _TIME_LIMIT) if asked else ()
+    segments = (segment for pool in pools for segment in pool.segments)
+    cards = islice((one.cards[slot] for one in segments for slot in one.active.tolist()), _MOST_NAMES)
+    found = _alike(asked, filter(keeps, cards), monotonic() + _TIME_LIMIT) if asked else ()
     best = nsmallest(limit, found, key=lambda one: (-one[0], one[1].tool_id, one[1].identity))
     return [card for _, card in best]
-
-
-def _active(pools: Sequence[CardPool]) -> Iterator[Card]:
-    segments = (segment for pool in pools for segment in pool.segments)
-    cards = (one.cards[slot] for one in segments for slot in one.active.tolist())
-    return islice(cards, _MOST_NAMES)
 
 
 def _alike(asked: Sequence[AbstractSet[str]], cards: Iterator[Card], until: float) -> Iterator[tuple[float, Card]]:
@@ -68,7 +64,6 @@ def _pairs(word: str) -> AbstractSet[str]:
 
 
 _Kind = TypeVar("_Kind", bound=np.generic)
-
 MEANING, NAME = 2.6, 0.2
 """The weights of meaning, and of the matched share of a name, relative to words."""
 
@@ -350,10 +345,7 @@ def _shortlist(
 
 
 def _peaks(scores: Floats) -> Floats:
-    """Return the best score of each of some groups, which gives a lower bound for the best cards.
-
-    Ordering all scores would take far longer.
-    """
+    """Return the best score of each of some groups: a lower bound that is found faster than an order of all scores."""
     rows = len(scores) // _GROUPS
     return scores[: rows * _GROUPS].reshape(rows, _GROUPS).max(axis=0) if rows > 1 else scores
 
@@ -394,19 +386,15 @@ def _lifted(scored: ScoredCards, recall: RecallMatches | None) -> Floats:
     """Return scores with recall included; a card with exactly the words of the query in its name ranks highest."""
     scores = np.minimum(scored.scores, np.float32(_MOST))
     if recall is not None and recall.items:
-        _lift(scored, scores, recall)
+        first = _first(scored, scores, recall)
+        for number, view in enumerate(scored.views):
+            rows = {int(scored.slots[row]): row for row in (scored.numbers == number).nonzero()[0].tolist()}
+            for item, known in recall.items.items():
+                for slot in view.segment.of_items([item]):
+                    if (row := rows.get(slot)) is not None:
+                        scores[row] = min(known.lifted(float(scores[row]), first), _MOST)
     scores[scored.is_named] = _SAME_WORDS
     return scores
-
-
-def _lift(scored: ScoredCards, scores: Floats, recall: RecallMatches) -> None:
-    first = _first(scored, scores, recall)
-    for number, view in enumerate(scored.views):
-        rows = {int(scored.slots[row]): row for row in (scored.numbers == number).nonzero()[0].tolist()}
-        for item, known in recall.items.items():
-            for slot in view.segment.of_items([item]):
-                if (row := rows.get(slot)) is not None:
-                    scores[row] = min(known.lifted(float(scores[row]), first), _MOST)
 
 
 def _first(scored: ScoredCards, scores: Floats, recall: RecallMatches) -> float:

@@ -146,11 +146,9 @@ class RecallIndex:
             seems = _joined(query.vectors[:, :_COARSE] @ self._coarse.T)
             rough = np.where(self._is_encoded, np.maximum(seems, overlap), overlap)
         slots = (rough >= _COUNTS / _WORDS).nonzero()[0].astype(np.int32)
-        return (
-            slots[np.argpartition(rough[slots], -_MAX_COMPARED)[-_MAX_COMPARED:]]
-            if len(slots) > _MAX_COMPARED
-            else slots
-        )
+        if len(slots) > _MAX_COMPARED:
+            slots = slots[np.argpartition(rough[slots], -_MAX_COMPARED)[-_MAX_COMPARED:]]
+        return slots
 
     def _likeness(self, query: ParsedQuery, slots: Slots, overlap: Floats) -> tuple[Floats, Floats]:
         """Return the similarity of some queries, and how much they are the same."""
@@ -249,10 +247,7 @@ class RecallWorker:
     """
 
     def __init__(
-        self,
-        access: RecallAccess,
-        load: Callable[[], Encoder | None] | None = None,
-        encoder: str | None = None,
+        self, access: RecallAccess, load: Callable[[], Encoder | None] | None = None, encoder: str | None = None
     ) -> None:
         self._access = access
         self._load = load or load_encoder

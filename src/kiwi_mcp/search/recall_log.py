@@ -137,7 +137,9 @@ class RecentSearches:
         is_known = item in search.ran or (item in search.read and not is_run)
         (search.ran if is_run else search.read).add(item)
         wanted = SearchIntent(search.request, search.parts.get(item, ""))
-        return None if is_known or _is_name(wanted.part or wanted.request, item) else wanted
+        # The item's own name finds it first anyway.
+        is_name = (wanted.part or wanted.request).strip() in {item, item.rpartition("/")[2]}
+        return None if is_known or is_name else wanted
 
     def forget(self, actor: str) -> None:
         """Forget the searches of an actor."""
@@ -162,11 +164,6 @@ class RecentSearches:
             rows = [{"request": one.request, "shown": one.shown, "at": one.at, "parts": one.parts} for one in searches]
             with suppress(KiwiError), changing(self._file) as put:
                 put(json.dumps({"who": [*who], "searches": rows}).encode())
-
-
-def _is_name(request: str, item: str) -> bool:
-    """Whether a query is the item's own name, which finds it first anyway."""
-    return request.strip() in {item, item.rpartition("/")[2]}
 
 
 class RecallAccess(Struct, frozen=True):
@@ -291,12 +288,8 @@ def storable_part(intent: SearchIntent, secrets: Mapping[str, str]) -> str:
 
 
 def _without_secrets(query: str, secrets: Mapping[str, str]) -> str:
-    return " ".join(_UNLIKE_WORDS.sub(_ELLIPSIS, _before_secret(" ".join(redact(query, secrets).split()))).split())
-
-
-def _before_secret(query: str) -> str:
     """Return a query up to where it names a kind of secret; nothing if no words come before that."""
-    text = _CALLED_SECRET.sub(_ELLIPSIS, query)
-    if (found := _NAMED_SECRET.search(text)) is None:
-        return text
-    return f"{text[: found.end()]} {_ELLIPSIS}" if re.search(r"\w", text[: found.start()]) else ""
+    text = _CALLED_SECRET.sub(_ELLIPSIS, " ".join(redact(query, secrets).split()))
+    if found := _NAMED_SECRET.search(text):
+        text = f"{text[: found.end()]} {_ELLIPSIS}" if _WORD.search(text[: found.start()]) else ""
+    return " ".join(_UNLIKE_WORDS.sub(_ELLIPSIS, text).split())

@@ -13,7 +13,6 @@ from math import isfinite
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from kiwi_mcp.domain.cards import Card, CardFeatures
@@ -31,15 +30,11 @@ _ONE_SCALE = struct.Struct("<f")
 FieldCounts: TypeAlias = NDArray[np.uint8]
 
 
-class Field(Struct, frozen=True):
-    """One field of a card: the weight of its words, and how much its length reduces that weight."""
+FIELDS = ((2.0, 0.3), (1.0, 0.3), (1.0, 0.6), (1.0, 0.6), (0.5, 0.7))
+"""The fields of a card: the weight of the words of each, and how much its length reduces that weight.
 
-    weight: float
-    by_length: float
-
-
-FIELDS = (Field(2.0, 0.3), Field(1.0, 0.3), Field(1.0, 0.6), Field(1.0, 0.6), Field(0.5, 0.7))
-"""The name, the server or category and tags, the description, the names of parameters, and their descriptions."""
+The name, the server or category and tags, the description, the names of parameters, and their descriptions.
+"""
 
 
 def digest_of(card: Card, encoder: str) -> bytes:
@@ -88,8 +83,12 @@ def is_sound(features: CardFeatures) -> bool:
     except UnicodeDecodeError:
         return False
     count = stems.count(b" ") + 1 if stems else 0
-    is_worded = bool(gap) and len(table) == count * len(FIELDS)
-    return is_worded and (not features.vector or _is_sound_vector(features.vector))
+    if not gap or len(table) != count * len(FIELDS):
+        return False
+    if not (vector := features.vector):
+        return True
+    scale = _ONE_SCALE.unpack_from(vector, SIZE - _ONE_SCALE.size)[0] if len(vector) == SIZE else 0.0
+    return isfinite(scale) and 0 < scale <= 1
 
 
 def pack_vectors(rows: Floats) -> Sequence[bytes]:
@@ -109,13 +108,6 @@ def unpack_vectors(packed: bytes) -> Floats:
 def parted(table: NDArray[np.uint8]) -> tuple[NDArray[np.int8], Floats]:
     """Return packed vectors as rows of integers, and a column of their scales."""
     return table[:, : SIZE - 4].view(np.int8), np.ascontiguousarray(table[:, SIZE - 4 :]).view(_SCALE)
-
-
-def _is_sound_vector(vector: bytes) -> bool:
-    if len(vector) != SIZE:
-        return False
-    (scale,) = _ONE_SCALE.unpack_from(vector, SIZE - _ONE_SCALE.size)
-    return isfinite(scale) and 0 < scale <= 1
 
 
 def _texts(card: Card) -> tuple[str, ...]:
@@ -250,10 +242,6 @@ class Segment:
         self._coarse[:, where] = unpack_vectors(joined)[:, :COARSE].T
         self.is_encoded[where] = True
 
-    def packed_vector(self, slot: int) -> bytes:
-        """Return the packed vector of a card."""
-        return bytes(self._packed[slot])
-
     def nearness(self, queries: Floats) -> Floats:
         """Return the approximate similarity of each query and each card, from the first coordinates."""
         return queries[:, :COARSE] @ self._coarse
@@ -281,7 +269,7 @@ def merge(segments: Sequence[Segment]) -> Segment:
     merged = Segment.of([one.cards[slot] for one, slot in rows], [one.words[slot] for one, slot in rows])
     encoded = [place for place, (one, slot) in enumerate(rows) if one.is_encoded[slot]]
     if encoded:
-        merged.put_vectors(encoded, [rows[place][0].packed_vector(rows[place][1]) for place in encoded])
+        merged.put_vectors(encoded, [bytes(rows[place][0].parts.packed[rows[place][1]]) for place in encoded])
     return merged
 
 
@@ -293,8 +281,7 @@ def impacts_of(counts: FieldCounts, slots: Slots, cards: int, usual: Floats | No
     lengths = np.stack([np.bincount(slots, column, cards) for column in counts.T], axis=1).astype(np.float32)
     if usual is None:
         usual = np.maximum(lengths.mean(axis=0), np.float32(1)) if cards else np.ones(len(FIELDS), np.float32)
-    weights = np.array([field.weight for field in FIELDS], np.float32)
-    by_length = np.array([field.by_length for field in FIELDS], np.float32)
+    weights, by_length = np.array(FIELDS, np.float32).T
     norms = weights / (1 - by_length + by_length * lengths / usual)
     frequency = (counts * norms[slots]).sum(axis=1)
     return frequency / (_SATURATION + frequency), usual

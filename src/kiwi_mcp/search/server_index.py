@@ -76,20 +76,23 @@ class ServerIndex:
         filters = CandidateFilter(tool_types=wanted.types, tags=wanted.tags, categories=wanted.categories)
         names = [item.rpartition("/")[2] for item in recalled if item.startswith(_PUBLISHED)]
         fresh = self._candidates.fresh(_MAX_FRESH) if self.is_unread else ()
-        found = find_candidates(query, self._candidates, self._card_of, filters, names[:_MAX_RECALLED], fresh)
+
+        def card_of(version: VersionInfo) -> Card | None:
+            return card_of_version(version) if self._is_listed(version) else None
+
+        found = find_candidates(query, self._candidates, card_of, filters, names[:_MAX_RECALLED], fresh)
         if found.damaged:
             self._damaged |= {*found.damaged}
             self.is_behind = self.is_unread = True
         return found
 
-    def _card_of(self, version: VersionInfo) -> Card | None:
-        return card_of_version(version) if self._is_listed(version) else None
-
     def index_words(self, *, seconds: float) -> bool:
         """Index the words of missing items, for about `seconds`; return whether more is left."""
         generation = self._generation
         try:
-            self._remove_damaged()
+            if damaged := {*self._damaged}:  # then they are indexed again
+                self._embeddings.remove([*damaged])
+                self._damaged -= damaged
             if fill(self._embeddings, None, card_of_version, seconds=seconds):
                 return True
         except KiwiError:  # the search itself reports that the server cannot be asked
@@ -110,13 +113,6 @@ class ServerIndex:
             return False
         self.is_behind = generation != self._generation
         return self.is_behind
-
-    def _remove_damaged(self) -> None:
-        """Remove damaged versions from the index, so that they are indexed again."""
-        damaged = {*self._damaged}
-        if damaged:
-            self._embeddings.remove([*damaged])
-            self._damaged -= damaged
 
     @property
     def progress(self) -> IndexProgress:

@@ -128,7 +128,11 @@ def expand_terms(words: Collection[str], lexicon: Lexicon) -> Mapping[str, Mappi
     """Return the stems that each word matches, with their weights relative to the word itself."""
     roots = {word: stem(word) for word in words}
     known = lexicon.known_stems({*roots.values()})
-    found = {word: {root: 1.0} if root in known else _longer(word, lexicon) for word, root in roots.items()}
+    found: dict[str, Mapping[str, float]] = {}
+    for word, root in roots.items():
+        is_prefix = root not in known and len(word) >= _SHORTEST_PREFIX
+        longer = lexicon.beginning_with(word, _MAX_EXPANSIONS) if is_prefix else ()
+        found[word] = {root: 1.0} if root in known else dict.fromkeys(sorted(longer)[:_MAX_EXPANSIONS], _PREFIX)
     unknown = [word for word in words if not found[word] and len(word) >= _SHORTEST_TYPO and not is_known(word)]
     wrong = {word: {*_typos(word), *_typos(roots[word])} for word in unknown[:_MAX_TYPOS]}
     # All at once: the stems may be on a server.
@@ -140,12 +144,6 @@ def expand_terms(words: Collection[str], lexicon: Lexicon) -> Mapping[str, Mappi
 def idf(held: int, total: int) -> float:
     """Return the inverse document frequency of a word that `held` of `total` cards contain."""
     return log(1 + (max(total - held, 0) + 0.5) / (held + 0.5))
-
-
-def _longer(word: str, lexicon: Lexicon) -> Mapping[str, float]:
-    if len(word) < _SHORTEST_PREFIX:
-        return {}
-    return dict.fromkeys(sorted(lexicon.beginning_with(word, _MAX_EXPANSIONS))[:_MAX_EXPANSIONS], _PREFIX)
 
 
 def _typos(word: str) -> Iterator[str]:

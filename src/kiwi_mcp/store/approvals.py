@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
-from typing import Literal, cast
+from collections.abc import Collection, Sequence
+from typing import Literal
 
-from msgspec import convert
-from msgspec.structs import asdict, replace
+from msgspec import convert, to_builtins
+from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import ApprovalNotFound, ApprovalsWaiting, Conflict, Denied
 from kiwi_mcp.domain.json import Json, JsonObject
@@ -29,7 +29,8 @@ _PATIENCE = 10.0
 """For how many seconds a server may be silent: a call waits for it."""
 
 _COLUMNS = Approval.__struct_fields__
-_JSON = frozenset({"reasons", "plan", "touched", "first_runs", "request"})
+_JSON = frozenset({"reasons", "plan", "touched", "first_runs", "request", "paths", "hosts", "argv"})
+"""The columns of approvals and rules that hold JSON."""
 _READ = f"select {', '.join(_COLUMNS)} from approvals where owner = ?"  # noqa: S608 - our own names
 _ADD = f"insert into approvals (owner, {', '.join(_COLUMNS)}) values (?, {', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - as above
 _YESES = ("approved", "used")
@@ -58,7 +59,6 @@ _DECIDE = """update approvals set status = ?, decided_at = ?, decided_by = ?, de
   where owner = ? and id = ?"""
 _KNOW = "insert into first_runs (owner, digest, approval, at) values (?, ?, ?, ?) on conflict do nothing"
 _RULE_COLUMNS = ApprovalRule.__struct_fields__
-_LISTS = ("paths", "hosts", "argv")
 _READ_RULES = f"select {', '.join(_RULE_COLUMNS)} from approval_rules where owner = ?"  # noqa: S608 - as above
 _ADD_RULE = (
     f"insert into approval_rules (owner, {', '.join(_RULE_COLUMNS)})"  # noqa: S608 - as above
@@ -74,12 +74,7 @@ class Approvals:
 
     def __init__(self, database: Database, owner: str) -> None:
         self._database = database
-        self._owner = clean(owner)
-
-    @property
-    def owner(self) -> str:
-        """The owner who decides these approvals."""
-        return self._owner
+        self.owner = self._owner = clean(owner)
 
     def ask(self, question: Approval) -> Approval:
         """Keep a question and return it, or the one that waits for the same already; too many are refused."""
@@ -88,7 +83,11 @@ class Approvals:
                 self._tidy(transaction, question.created_at)
                 if known := self._of_plan(transaction, question, "pending"):
                     return known
-                self._refuse_flood(transaction, question)
+                actor_key = (self._owner, clean(question.actor))
+                waiting = int(transaction.read(_WAITING, actor_key)[0][0] or 0)
+                recent = int(transaction.read(_RECENT, (*actor_key, question.created_at - _MINUTE_MS))[0][0] or 0)
+                if waiting >= MOST_PENDING or recent >= MOST_A_MINUTE:
+                    raise ApprovalsWaiting(waiting)
                 return self._add(transaction, question)
         except IntegrityFault:  # another process has asked the same in this very moment
             with within(_PATIENCE):
@@ -116,13 +115,19 @@ class Approvals:
     def accept(self, asked: Approval, run_id: str, *, by: str, how: str, now: int) -> Approval:
         """Store the owner's approval of an open question, and use it for the run that waits.
 
-        If another run used the same question in the meantime, this run gets an approval of its own. A denial that was
-        given in the meantime stays a denial.
+        If another run used it in the meantime, this run gets an approval of its own. A denial stays a denial.
         """
         with within(_PATIENCE), self._database.transaction() as transaction:
             found = _current(self._found(transaction, asked.id), now)
-            _refuse_over(found)
-            if found.status not in {"pending", "approved"}:
+            if found.status in {"expired", "denied"}:
+                said = "waited too long" if found.status == "expired" else "was answered with no meanwhile"
+                raise Denied(
+                    f"The question about {found.identity} {said}. Nothing was done.",
+                    suggestion="Do not call it again as it is; tell the owner what it was for, and go on without it.",
+                    approval_id=found.id,
+                    status=found.status,
+                )
+            if found.status == "used":
                 found = replace(asked, id=new_run(now)[0], created_at=now, expires_at=now + LIFETIME_MS)
                 found = self._add(transaction, replace(found, status="approved"))
             transaction.write(_DECIDE, ("approved", now, clean(by), how, "", self._owner, found.id))
@@ -213,7 +218,7 @@ class Approvals:
                     return one
             if len(known) >= MOST_RULES:
                 raise Conflict(f"There are {MOST_RULES:,} rules.", suggestion="Remove those that are not in use.")
-            transaction.write(_ADD_RULE, (self._owner, *_rule_row(rule)))
+            transaction.write(_ADD_RULE, (self._owner, *_row(rule)))
             return rule
 
     def remove_rule(self, wanted: str) -> ApprovalRule:
@@ -248,24 +253,12 @@ class Approvals:
         transaction.write(_STRIP, (*kept, self._owner, found.id))
         return rest
 
-    def _refuse_flood(self, transaction: Transaction, question: Approval) -> None:
-        actor_key = (self._owner, clean(question.actor))
-        waiting = int(transaction.read(_WAITING, actor_key)[0][0] or 0)
-        recent = int(transaction.read(_RECENT, (*actor_key, question.created_at - _MINUTE_MS))[0][0] or 0)
-        if waiting >= MOST_PENDING or recent >= MOST_A_MINUTE:
-            raise ApprovalsWaiting(waiting)
-
     def _latest(self, plan: Approval, status: str, more: str = "", values: Sequence[Value] = ()) -> Approval | None:
         with within(_PATIENCE):
             return self._of_plan(self._database, plan, status, more, values)
 
     def _of_plan(
-        self,
-        source: Database | Transaction,
-        plan: Approval,
-        status: str,
-        more: str = "",
-        values: Sequence[Value] = (),
+        self, source: Database | Transaction, plan: Approval, status: str, more: str = "", values: Sequence[Value] = ()
     ) -> Approval | None:
         """Return the latest question about a plan that has a status, and is not expired where it could be."""
         alive = "and expires_at > ?" if status in {"pending", "approved"} else ""
@@ -279,28 +272,14 @@ class Approvals:
     def _found(self, source: Database | Transaction, wanted: str) -> Approval:
         if wanted.isdecimal() and not wanted.startswith("0") and len(wanted) <= _LONGEST_NUMBER:
             rows = source.read(f"{_READ} and number = ?", (self._owner, int(wanted)))
-            if not rows:
-                raise ApprovalNotFound(wanted)
-            return _approval(rows[0])
-        statement, values = f"{_READ} and id >= ? and id < ?", (self._owner, *id_range(wanted))
-        rows = source.read(f"{statement} limit 2", values)
-        if len(rows) > 1:  # of several, the one that still waits is meant
-            rows = source.read(f"{statement} and status = 'pending' limit 2", values) or rows
+        else:
+            statement, values = f"{_READ} and id >= ? and id < ?", (self._owner, *id_range(wanted))
+            rows = source.read(f"{statement} limit 2", values)
+            if len(rows) > 1:  # of several, the one that still waits is meant
+                rows = source.read(f"{statement} and status = 'pending' limit 2", values) or rows
         if len(rows) != 1:
             raise ApprovalNotFound(wanted, is_several=bool(rows))
         return _approval(rows[0])
-
-
-def _refuse_over(found: Approval) -> None:
-    """Refuse a question to which the owner said no elsewhere, or that waited too long."""
-    if found.status in {"expired", "denied"}:
-        said = "waited too long" if found.status == "expired" else "was answered with no meanwhile"
-        raise Denied(
-            f"The question about {found.identity} {said}. Nothing was done.",
-            suggestion="Do not call it again as it is; tell the owner what it was for, and go on without it.",
-            approval_id=found.id,
-            status=found.status,
-        )
 
 
 def _stripped(approval: Approval) -> Approval:
@@ -317,36 +296,25 @@ def _current(approval: Approval, now: int) -> Approval:
     return replace(approval, status="expired") if is_over else approval
 
 
-def _row(approval: Approval) -> tuple[Value, ...]:
-    said: dict[str, Json] = {
-        **{name: getattr(approval, name) for name in _COLUMNS},
-        "touched": asdict(approval.touched),
-    }
-    return tuple(_text(said[name]) if name in _JSON else _value(said[name], name) for name in _COLUMNS)
-
-
-def _value(value: Json, name: str) -> Value:
+def _row(stored: Approval | ApprovalRule) -> Sequence[Value]:
     # The preview is already limited in length and plain text when it is made.
-    return clean(value) if isinstance(value, str) and name != "preview" else cast("Value", value)
+    return [
+        _text(value) if name in _JSON else clean(value) if isinstance(value, str) and name != "preview" else value
+        for name, value in to_builtins(stored).items()
+    ]
 
 
 def _approval(row: Row) -> Approval:
-    return convert(_read_json(zip(_COLUMNS, row, strict=True), _JSON), Approval)
-
-
-def _rule_row(rule: ApprovalRule) -> tuple[Value, ...]:
-    return tuple(
-        _text(list(getattr(rule, name))) if name in _LISTS else _value(getattr(rule, name), name)
-        for name in _RULE_COLUMNS
-    )
+    return convert(_read_json(_COLUMNS, row), Approval)
 
 
 def _rule(row: Row) -> ApprovalRule:
-    return convert(_read_json(zip(_RULE_COLUMNS, row, strict=True), _LISTS), ApprovalRule)
+    return convert(_read_json(_RULE_COLUMNS, row), ApprovalRule)
 
 
-def _read_json(columns: Iterable[tuple[str, Value]], names: Collection[str]) -> JsonObject:
-    return {name: json.loads(str(value)) if name in names else value for name, value in columns}
+def _read_json(columns: Sequence[str], row: Row) -> JsonObject:
+    cells = zip(columns, row, strict=True)
+    return {name: json.loads(str(value)) if name in _JSON else value for name, value in cells}
 
 
 def _text(value: Json) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
-from msgspec import Struct
+from msgspec import Struct, convert
 from msgspec.structs import astuple
 
 from kiwi_mcp.domain.isolation import Level, Provenance
 from kiwi_mcp.domain.times import moment
-from kiwi_mcp.store.database import Database, Row, within
+from kiwi_mcp.store.database import Database, within
 from kiwi_mcp.store.sql import clean, plain
 
 _PATIENCE = 10.0
@@ -19,9 +19,6 @@ _OF = "select digest, provenance from authors where holder = ? and digest in"
 _LEVEL = "select '', level from relaxations where holder = ? and chain = ?"
 _ADD = "insert into authors (holder, digest, provenance, actor, at) values (?, ?, ?, ?, ?) on conflict do nothing"
 _FORGET = "delete from authors where holder = ? and digest = ?"
-_COLUMNS = "chain, identity, digest, level, reason, actor, at, project"
-_RELAXED = f"select {_COLUMNS} from relaxations where holder = ?"  # noqa: S608 - our own names
-_RELAX = f"insert into relaxations (holder, {_COLUMNS}) values (?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - our own names
 _TIGHTEN = "delete from relaxations where holder = ? and chain = ?"
 
 
@@ -40,6 +37,9 @@ class Relaxation(Struct, frozen=True):
     """The only one that it is relaxed in; empty where no link of it is a project's."""
 
 
+_COLUMNS = ", ".join(Relaxation.__struct_fields__)
+
+
 class Authors:
     """What one user of a store knows of who wrote what, and what they relaxed."""
 
@@ -53,8 +53,7 @@ class Authors:
 
     def look_up(self, digests: Sequence[str], chain: str) -> tuple[Mapping[str, Provenance], Level | None]:
         """Return where contents come from, those that are recorded, and the level that the owner gave a chain."""
-        marks = ", ".join("?" * len(digests))
-        statement = f"{_OF} ({marks}) union all {_LEVEL}"
+        statement = f"{_OF} ({', '.join('?' * len(digests))}) union all {_LEVEL}"
         with within(_PATIENCE):
             rows = self._database.read(statement, (self._holder, *digests, self._holder, chain))
         known = {str(digest): str(word) for digest, word in rows}
@@ -63,9 +62,10 @@ class Authors:
 
     def relaxations(self) -> Sequence[Relaxation]:
         """Return all that the owner relaxed, the latest first."""
+        statement = f"select {_COLUMNS} from relaxations where holder = ? order by at desc, chain"  # noqa: S608 - our own names
         with within(_PATIENCE):
-            rows = self._database.read(f"{_RELAXED} order by at desc, chain", (self._holder,))
-        return tuple(map(_relaxation, rows))
+            rows = self._database.read(statement, (self._holder,))
+        return tuple(convert(dict(zip(Relaxation.__struct_fields__, row, strict=True)), Relaxation) for row in rows)
 
     def record(self, digests: Iterable[str], provenance: Provenance, actor: str, *, replaces: bool) -> None:
         """Write down where contents come from; what was recorded before stays, unless this replaces it."""
@@ -77,18 +77,13 @@ class Authors:
 
     def relax(self, relaxation: Relaxation) -> None:
         """Write down what the owner says of a chain, in place of what they said before."""
-        said = astuple(relaxation)
+        statement = f"insert into relaxations (holder, {_COLUMNS}) values (?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - as above
         with within(_PATIENCE), self._database.transaction() as transaction:
             transaction.write(_TIGHTEN, (self._holder, relaxation.chain))
-            transaction.write(_RELAX, plain((self._holder, *said)))
+            transaction.write(statement, plain((self._holder, *astuple(relaxation))))
 
     def tighten(self, chains: Iterable[str]) -> None:
         """Remove the owner's decisions about chains."""
         with within(_PATIENCE), self._database.transaction() as transaction:
             for chain in chains:
                 transaction.write(_TIGHTEN, (self._holder, chain))
-
-
-def _relaxation(row: Row) -> Relaxation:
-    chain, identity, digest, level, reason, actor, at, project = map(str, row)
-    return Relaxation(chain, identity, digest, cast("Level", level), reason, actor, at, project)

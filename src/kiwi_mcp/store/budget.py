@@ -136,24 +136,10 @@ class Budget:
         with quick_transaction(self._database) as transaction:
             return settle(transaction, reservation, 0, ThreadUsage(), kind="release")
 
-    def open_reservations(self, thread_id: str) -> tuple[Reservation, ...]:
-        """Return the reservations of a thread that were not closed."""
-        return _open(self._database, thread_id)
-
-    def return_rest(self, child_id: str) -> bool:
-        """Give what an ended child did not use back to its parent; return whether that was done now."""
-        with quick_transaction(self._database) as transaction:
-            return return_rest(transaction, child_id, now_ms())
-
     def ledger(self, thread_id: str) -> tuple[LedgerEntry, ...]:
         """Return the ledger of a thread, of a root with that of its whole tree, the oldest entry first."""
         rows = self._database.read(_READ, (thread_id, thread_id))
         return tuple(LedgerEntry(*row) for row in rows)  # type: ignore[arg-type]  # the columns are the fields
-
-    def spent_on(self, owner: str, at: int, starter: str = "") -> tuple[int, int]:
-        """Return what an owner, and one starter, spent and reserved on the day of a time."""
-        ((every, own),) = self._database.read(_DAY, (clean(starter), clean(owner), at // DAY_MS))
-        return int(str(every)), int(str(own))
 
 
 def reserve(
@@ -260,7 +246,7 @@ def _add(transaction: Transaction, entry: LedgerEntry) -> int:
     return transaction.write(_ADD_ENTRY, [cast("Value", getattr(entry, name)) for name in _COLUMNS])
 
 
-def _open(source: Database | Transaction, thread_id: str) -> tuple[Reservation, ...]:
+def _open(source: Transaction, thread_id: str) -> tuple[Reservation, ...]:
     return tuple(Reservation(*row) for row in source.read(_OPEN, (thread_id,)))  # type: ignore[arg-type]  # as above
 
 

@@ -12,12 +12,14 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Literal, Protocol, TypeAlias
 
-from kiwi_mcp.domain.errors import StoreDamaged
+from kiwi_mcp.domain.errors import InvalidRequest, StoreDamaged, StoreUnavailable
 from kiwi_mcp.domain.json import JsonObject, as_object
 
 Value: TypeAlias = str | int | float | bytes | None
 Row: TypeAlias = tuple[Value, ...]
 
+PATIENCE = 30.0
+"""How many seconds a writer waits for the writers before it."""
 _silence: ContextVar[float] = ContextVar("silence", default=65.0)
 
 
@@ -47,6 +49,24 @@ def read_json_column(text: Value, what: str, suggestion: str) -> JsonObject:
         return as_object(json.loads(str(text)))
     except ValueError as error:
         raise StoreDamaged(f"{what} in the store is not JSON.", suggestion=suggestion) from error
+
+
+def unavailable(store: str, why: str, suggestion: str) -> StoreUnavailable:
+    """Error: the store did not do it now."""
+    return StoreUnavailable(f"The store {store} is not available: {why}. Nothing was written.", suggestion=suggestion)
+
+
+def busy(store: str) -> StoreUnavailable:
+    """Error: another writer has not finished in time."""
+    why = f"another process has been writing for over {PATIENCE:.0f} s"
+    return unavailable(store, why, "Wait for it, then try again.")
+
+
+def invalid_value() -> InvalidRequest:
+    """Error: a value that no database can store."""
+    return InvalidRequest(
+        "A value is too large or is not valid text.", suggestion="Send shorter values in valid Unicode."
+    )
 
 
 class IntegrityFault(Exception):

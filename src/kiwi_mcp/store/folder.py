@@ -79,7 +79,12 @@ def read_file(folder: int, name: str, *, limit: int) -> bytes:
             raise LookupError("it is not a regular file")
         if state.st_size > limit:
             raise LookupError(f"it is larger than {limit:,} bytes")
-        return _read(descriptor, limit + 1)
+        parts: list[bytes] = []
+        rest = limit + 1
+        while rest > 0 and (part := os.read(descriptor, min(rest, 1 << 20))):
+            parts.append(part)
+            rest -= len(part)
+        return b"".join(parts)
     finally:
         os.close(descriptor)
 
@@ -119,11 +124,3 @@ def lock(folder: int, path: Path) -> None:
             time.sleep(0.005)
         else:
             return
-
-
-def _read(descriptor: int, limit: int) -> bytes:
-    parts: list[bytes] = []
-    while limit > 0 and (part := os.read(descriptor, min(limit, 1 << 20))):
-        parts.append(part)
-        limit -= len(part)
-    return b"".join(parts)

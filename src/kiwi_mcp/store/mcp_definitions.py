@@ -7,19 +7,16 @@ from functools import partial
 from secrets import token_hex
 from typing import TypeAlias, cast
 
-from msgspec import Struct
+from msgspec import Struct, convert
 from msgspec.structs import replace
 
-from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.mcp import Definition, OfferKind, ServerKey, ServerRecord, State
 from kiwi_mcp.store.database import Database, Row, Transaction, Value, json_column, read_json_column
 
 ServerDefinitions: TypeAlias = "tuple[ServerRecord, Sequence[Definition]]"
 
-_SERVER = (
-    "identity", "path", "digest", "version", "era", "protocol_version", "info", "instructions", "seen_at", "fault",
-    "fault_at", "accepts_first", "mark", "words",
-)  # fmt: skip
+_SERVER = ServerRecord.__struct_fields__[1:]
 _DEFINITION = (
     "kind", "name", "tool_id", "state", "definition", "digest", "accepted", "accepted_digest", "seen_at", "accepted_at",
 )  # fmt: skip
@@ -74,14 +71,10 @@ class McpDefinitions:
 
     def of(self, key: ServerKey) -> Sequence[Definition]:
         """Return the definitions that a server offers now or offered earlier."""
-        rows = self.database.read(f"{_DEFINITIONS} where {_IS} {_ORDER}", (self._actor, *key))
-        return tuple(map(_definition, rows))
+        return tuple(make() for _, make in self.sketches(key))
 
     def sketches(self, key: ServerKey) -> Iterator[tuple[DefinitionSummary, Callable[[], Definition]]]:
-        """Yield the summary of each definition of a server, with a function that parses the full definition.
-
-        Parsing a definition takes far longer than reading its row.
-        """
+        """Yield a summary of each definition of a server, and a function that parses it, which takes far longer."""
         for row in self.database.read(f"{_DEFINITIONS} where {_IS} {_ORDER}", (self._actor, *key)):
             _, _, kind, name, tool_id, state, _, digest, _, accepted_digest, seen_at, _ = map(str, row)
             sketch = DefinitionSummary(kind, name, tool_id, state, digest, accepted_digest, seen_at)
@@ -135,18 +128,16 @@ class McpDefinitions:
         return (self._actor,)
 
     def _write_server(self, transaction: Transaction, server: ServerRecord) -> None:
-        values = (
-            server.identity, server.path, server.digest, server.version, server.era, server.protocol_version,
-            json_column(server.info), server.instructions, server.seen_at, server.fault, server.fault_at,
-            int(server.accepts_first), server.mark, json_column(server.words),
-        )  # fmt: skip
+        cells = {name: getattr(server, name) for name in _SERVER}
+        cells |= {"info": json_column(server.info), "words": json_column(server.words)}
+        cells["accepts_first"] = int(server.accepts_first)
         columns = (*_KEY, *_SERVER)
         changed = ", ".join(f"{word} = excluded.{word}" for word in _SERVER)
         statement = (
             f"insert into mcp_servers ({', '.join(columns)}) values ({', '.join('?' * len(columns))})"  # noqa: S608 - as above
             f" on conflict (actor, space, server) do update set {changed}"
         )
-        transaction.write(statement, (self._actor, *server.key, *values))
+        transaction.write(statement, (self._actor, *server.key, *cells.values()))
 
     def _rows(self, key: ServerKey, definitions: Iterable[Definition]) -> Iterable[Sequence[Value]]:
         for one in definitions:
@@ -163,13 +154,9 @@ def _object(text: Value) -> JsonObject:
 
 
 def _server(row: Row) -> ServerRecord:
-    space, server, identity, path, digest, version, era, protocol, info, instructions, *rest = row
-    seen_at, fault, fault_at, accepts_first, mark, words = rest
-    return ServerRecord(
-        ServerKey(str(space), str(server)), str(identity), str(path), str(digest), str(version), str(era),
-        str(protocol), _object(info), str(instructions), str(seen_at), str(fault), str(fault_at),
-        bool(accepts_first), str(mark), _object(words),
-    )  # fmt: skip
+    cells: dict[str, Json] = dict(zip(_SERVER, row[2:], strict=True))
+    cells |= {name: _object(str(cells[name])) for name in ("info", "words")}
+    return convert({"key": row[:2], **cells, "accepts_first": bool(cells["accepts_first"])}, ServerRecord)
 
 
 def _definition(row: Row) -> Definition:

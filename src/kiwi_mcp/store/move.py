@@ -79,13 +79,14 @@ def _copy_table(table: str, source: tuple[Database, Transaction], target: tuple[
     if table in _SCHEMA_ROWS:
         new.write(f"delete from {table}")  # noqa: S608 - a name of ours
     is_list = [(table, name) in _LISTS for name in columns]
-
-    def converted() -> Iterator[Sequence[Value]]:
-        for row in _rows(old, table, columns):
-            pairs = zip(row, is_list, strict=True)
-            yield [new_store.encode_list(old_store.decode_list(one)) if is_one else one for one, is_one in pairs]
-
-    new.insert(table, columns, converted())
+    converted = (
+        [
+            new_store.encode_list(old_store.decode_list(value)) if is_one else value
+            for value, is_one in zip(row, is_list, strict=True)
+        ]
+        for row in _rows(old, table, columns)
+    )
+    new.insert(table, columns, converted)
     before = Counter(_digest(row, is_list, old_store) for row in _rows(old, table, columns))
     if before != Counter(_digest(row, is_list, new_store) for row in _rows(new, table, columns)):
         raise StoreDamaged(

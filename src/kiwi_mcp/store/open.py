@@ -8,7 +8,6 @@ from functools import cache
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 from msgspec import Struct
 
@@ -58,19 +57,14 @@ def migrate(database: Database, folder: Path = FOLDER) -> None:
         applied = {}
     for migration in _missing(database.url, known, applied):
         with database.transaction() as transaction:
-            _apply(database.url, known, migration, transaction)
-
-
-def _apply(url: str, known: Sequence[Migration], migration: Migration, transaction: Transaction) -> None:
-    transaction.write(_TABLE)
-    # Check again under the write lock: another process may have applied the migration first.
-    if migration not in _missing(url, known, _applied(transaction)):
-        return
-    transaction.run_script(migration.script)
-    transaction.write(
-        "insert into schema_migrations (number, name, checksum, applied_at) values (?, ?, ?, ?)",
-        (migration.number, migration.name, migration.checksum, moment()),
-    )
+            transaction.write(_TABLE)
+            # Check again under the write lock: another process may have applied the migration first.
+            if migration in _missing(database.url, known, _applied(transaction)):
+                transaction.run_script(migration.script)
+                transaction.write(
+                    "insert into schema_migrations (number, name, checksum, applied_at) values (?, ?, ?, ?)",
+                    (migration.number, migration.name, migration.checksum, moment()),
+                )
 
 
 def _applied(source: Database | Transaction) -> Mapping[int, str]:
@@ -84,16 +78,12 @@ def _missing(url: str, known: Sequence[Migration], applied: Mapping[int, str]) -
         raise StoreNewer(url, found=newest_applied, known=newest_known)
     for step in known:
         if applied.get(step.number, step.checksum) != step.checksum:
-            raise _changed(url, step)
+            raise StoreDamaged(
+                f"The store {url} was made with another {step.name} than this Kiwi has, and is left as it is.",
+                suggestion="Use the Kiwi that made it to export it, then import that into a new store.",
+                migration=step.name,
+            )
     return [step for step in known if step.number not in applied]
-
-
-def _changed(url: str, step: Migration) -> StoreDamaged:
-    return StoreDamaged(
-        f"The store {url} was made with another {step.name} than this Kiwi has, and is left as it is.",
-        suggestion="Use the Kiwi that made it to export it, then import that into a new store.",
-        migration=step.name,
-    )
 
 
 DIALECTS = {"sqlite": "sqlite", "postgres": "postgres", "postgresql": "postgres"}
@@ -119,12 +109,6 @@ def masked(url: str) -> str:
 
 def connect_to(url: str) -> Database:
     """Open the store at a URL without checking its schema."""
-    connect: Callable[[str, str], Database] = _module(url).connect
-    return connect(url, masked(url))
-
-
-def _module(url: str) -> ModuleType:
-    """Return the module that speaks to the store at a URL."""
     dialect = DIALECTS.get(url.partition("://")[0])
     if dialect is None:
         raise InvalidRequest(
@@ -132,9 +116,10 @@ def _module(url: str) -> ModuleType:
             suggestion="Use `sqlite:///absolute/path/registry.db` or `postgresql://user@host/database`.",
         )
     try:
-        return import_module(f"kiwi_mcp.store.{dialect}")
+        connect: Callable[[str, str], Database] = import_module(f"kiwi_mcp.store.{dialect}").connect
     except ImportError as error:
         raise StoreUnavailable(
             f"{masked(url)} needs a package that is not installed: {error.name}.",
             suggestion=f"Install it: {install_line(dialect)}.",
         ) from error
+    return connect(url, masked(url))

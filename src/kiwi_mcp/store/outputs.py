@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from errno import ELOOP
@@ -81,7 +81,11 @@ def keep(project_ai: Path, tool_id: str, record: JsonObject, *, now: datetime, r
     outputs.names.append(name)
     # A few at a time: putting them in order for each one would cost more than writing it.
     if len(outputs.names) > retention.count + retention.count // 5:
-        _prune(outputs, retention)
+        names = _names(outputs.folder)
+        for old in names[: max(len(names) - retention.count, 0)]:
+            with suppress(FileNotFoundError):
+                os.unlink(f"{outputs.folder}/{old}")  # noqa: PTH108 - text, as all that is on the way of a run
+        outputs.names[:] = names[-retention.count :]
     return StoredOutput(f"{project_ai.name}/{FOLDER}/{tool_id}/{name}", f"{tool_id}/{name.removesuffix('.json')}")
 
 
@@ -134,8 +138,9 @@ def _output_folder(folder: str, *, depth: int) -> OutputFolder:
 
 
 def _names(folder: str) -> list[str]:
-    names = os.listdir(folder)  # noqa: PTH208 - names are enough
-    return sorted((name for name in names if name.startswith("output_")), key=_order)
+    names = (name for name in os.listdir(folder) if name.startswith("output_"))  # noqa: PTH208 - names are enough
+    # By the second, then by the number behind it, which is longer the larger it is.
+    return sorted(names, key=lambda name: (name[:_STEM], len(name), name))
 
 
 def _write(path: str, data: bytes) -> None:
@@ -150,19 +155,6 @@ def _write(path: str, data: bytes) -> None:
         raise
     finally:
         os.close(descriptor)
-
-
-def _prune(outputs: OutputFolder, retention: Retention) -> None:
-    names = _names(outputs.folder)
-    for name in names[: max(len(names) - retention.count, 0)]:
-        with suppress(FileNotFoundError):
-            os.unlink(f"{outputs.folder}/{name}")  # noqa: PTH108 - as above
-    outputs.names[:] = names[-retention.count :]
-
-
-def _order(name: str) -> tuple[str, int, str]:
-    # By the second, then by the number behind it, which is longer the larger it is.
-    return name[:_STEM], len(name), name
 
 
 def shorten(result: Json, kept: StoredOutput | None, text: str | None = None) -> JsonObject:
@@ -202,7 +194,14 @@ def read_page(
     """
     record = read_record(project_ai, handle)
     check(as_text(record.get("run_id")))
-    text = _stored_text(record, handle, stored) if "result_sha256" in record else result_text(record.get("result"))
+    if "result_sha256" in record:
+        data = stored(as_text(record.get("run_id")))
+        # The file is in the project, where other programs can write.
+        if sha256(data).hexdigest() != record["result_sha256"]:
+            raise _gone(handle)
+        text = data.decode(errors="surrogatepass")
+    else:
+        text = result_text(record.get("result"))
     about: JsonObject = {
         "handle": handle,
         "path": str(_path(project_ai, handle)),
@@ -219,9 +218,13 @@ def read_page(
 def _matches(text: str, wanted: str, first: int, length: int) -> JsonObject:
     """Return the lines with one of the texts `a|b` in them, with their numbers, from line `first` on."""
     texts = [one.casefold() for one in wanted.split("|") if one.strip()]
+    try:  # of JSON, a line for each value and for each line of a text, with its place
+        lines = [*_value_lines(json.loads(text), "")]
+    except (ValueError, RecursionError):
+        lines = text.splitlines()
     found = [
         (number, line[max(at - _LINE // 2, 0) :][:_LINE])
-        for number, line in enumerate(_text_lines(text))
+        for number, line in enumerate(lines)
         if (at := min((at for one in texts if (at := line.casefold().find(one)) >= 0), default=-1)) >= 0
     ]
     shown, following = "", None
@@ -232,14 +235,6 @@ def _matches(text: str, wanted: str, first: int, length: int) -> JsonObject:
                 break
             shown += f"{number}: {line}\n"
     return {"content": shown, "matches": len(found), "next_offset": following}
-
-
-def _text_lines(text: str) -> Sequence[str]:
-    """Return the lines of a result; of JSON, a line for each value and for each line of a text, with its place."""
-    try:
-        return [*_value_lines(json.loads(text), "")]
-    except (ValueError, RecursionError):
-        return text.splitlines()
 
 
 def _value_lines(value: Json, place: str) -> Iterator[str]:
@@ -253,14 +248,6 @@ def _value_lines(value: Json, place: str) -> Iterator[str]:
         case _:
             for line in text_of(value).splitlines():
                 yield f"{place}: {line}" if place else line
-
-
-def _stored_text(record: JsonObject, handle: str, stored: Callable[[str], bytes]) -> str:
-    data = stored(as_text(record.get("run_id")))
-    # The file is in the project, where other programs can write.
-    if sha256(data).hexdigest() != record["result_sha256"]:
-        raise _gone(handle)
-    return data.decode(errors="surrogatepass")
 
 
 def read_record(project_ai: Path, handle: str) -> JsonObject:

@@ -20,7 +20,16 @@ from psycopg.types.numeric import FloatLoader
 from psycopg.types.string import TextLoader
 
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, StoreDamaged, StoreUnavailable
-from kiwi_mcp.store.database import IntegrityFault, Row, Value, longest_silence
+from kiwi_mcp.store.database import (
+    PATIENCE,
+    IntegrityFault,
+    Row,
+    Value,
+    busy,
+    invalid_value,
+    longest_silence,
+    unavailable,
+)
 
 _T = TypeVar("_T")
 _INTERVAL = 0.1
@@ -84,10 +93,6 @@ def _followed(gen: PQGen[_T], limit: float) -> PQGen[_T]:
         return value
 
 
-PATIENCE = 30.0
-"""How many seconds a writer waits for the writers before it."""
-
-
 def fault(error: BaseException, shown: str) -> KiwiError | IntegrityFault:
     """Return the Kiwi error for an error of the driver."""
     match error:
@@ -100,39 +105,37 @@ def fault(error: BaseException, shown: str) -> KiwiError | IntegrityFault:
         case errors.LockNotAvailable() | errors.DeadlockDetected() | errors.SerializationFailure():
             return busy(shown)
         case errors.QueryCanceled():
-            return _unavailable(
+            return unavailable(
                 shown, "it took longer than a statement may", "Try again when the server has less to do."
             )
         case errors.DiskFull():
-            return _unavailable(shown, "its disk is full", "Free some space on the server, then try again.")
+            return unavailable(shown, "its disk is full", "Free some space on the server, then try again.")
         case errors.InsufficientPrivilege() | errors.ReadOnlySqlTransaction():
-            return _unavailable(
+            return unavailable(
                 shown, "its user may not do that", "Grant the user of the URL its own schema, or use another."
             )
         case psycopg.DataError() | UnicodeEncodeError():
-            return InvalidRequest(
-                "A value is too large or is not valid text.", suggestion="Send shorter values in valid Unicode."
-            )
+            return invalid_value()
         case Silence():
-            return _unavailable(shown, "it does not answer", "Check the server; it is asked again in a while.")
+            return unavailable(shown, "it does not answer", "Check the server; it is asked again in a while.")
         case psycopg.OperationalError():
-            return _unavailable(shown, "the connection was lost", "Check that the server runs, then try again.")
-    return _unavailable(shown, "it could not do what was asked", "Run `kiwi doctor`; the log holds the cause.")
+            return unavailable(shown, "the connection was lost", "Check that the server runs, then try again.")
+    return unavailable(shown, "it could not do what was asked", "Run `kiwi doctor`; the log holds the cause.")
 
 
 def unreachable(shown: str, message: str) -> StoreUnavailable:
     """Return why there is no connection, in the server's own words where it spoke."""
     if refusal := re.search(r"FATAL:\s+(.+)", message):
-        return _unavailable(shown, refusal[1], "Check the user, the password and the database in the URL.")
+        return unavailable(shown, refusal[1], "Check the user, the password and the database in the URL.")
     if "no password supplied" in message:
-        return _unavailable(shown, "it asks for a password", "Add the password to the URL.")
+        return unavailable(shown, "it asks for a password", "Add the password to the URL.")
     reasons = {
         "refused": "no server listens there",
         "timeout": "it does not answer",
         "resolve": "its host is not known",
     }
     reason = next((reason for word, reason in reasons.items() if word in message), "there is no connection")
-    return _unavailable(shown, reason, "Check that the server runs and that the URL names its host and port.")
+    return unavailable(shown, reason, "Check that the server runs and that the URL names its host and port.")
 
 
 def _incomplete(shown: str, missing: str) -> StoreDamaged:
@@ -141,20 +144,6 @@ def _incomplete(shown: str, missing: str) -> StoreDamaged:
         suggestion="Restore the database from a backup, or name another one in registry.yaml and pull into it.",
         missing=missing,
     )
-
-
-def busy(shown: str) -> StoreUnavailable:
-    """Error: other processes hold the write lock."""
-    return _unavailable(shown, f"others have been writing for over {PATIENCE:.0f} s", "Wait for them, then try again.")
-
-
-def occupied(shown: str) -> StoreUnavailable:
-    """Error: other calls of this process still use the connection."""
-    return _unavailable(shown, "it has other calls to answer first", "Try again in a moment.")
-
-
-def _unavailable(shown: str, why: str, suggestion: str) -> StoreUnavailable:
-    return StoreUnavailable(f"The store {shown} is not available: {why}. Nothing was written.", suggestion=suggestion)
 
 
 _SETTINGS = {
@@ -310,19 +299,16 @@ class PostgresDatabase:
         self._patience.check()
         query = translated(statement)
         if not self._reading.acquire(timeout=longest_silence()):
-            raise occupied(self.url)
+            raise unavailable(self.url, "it has other calls to answer first", "Try again in a moment.")
         try:
-            if (reader := self._reader) is not None and not reader.closed:
+            while True:
+                is_new = (reader := self._reader) is None or reader.closed
+                reader = self._reader = self._connection() if reader is None or is_new else reader
                 try:
                     return reader.execute(query, values).fetchall()
                 except _FAULTS as error:
-                    if isinstance(error, Silence) or not reader.closed:
+                    if is_new or isinstance(error, Silence) or not reader.closed:
                         raise self._fault(error) from error
-            self._reader = reader = self._connection()
-            try:
-                return reader.execute(query, values).fetchall()
-            except _FAULTS as error:
-                raise self._fault(error) from error
         finally:
             self._reading.release()
 
@@ -366,19 +352,19 @@ class PostgresDatabase:
 
     def _begun(self) -> PostgresConnection:
         """Return the writing connection inside a transaction, made again if it was lost since the last one."""
-        if (writer := self._writer) is not None and not writer.closed:
+        while True:
+            is_new = (writer := self._writer) is None or writer.closed
+            writer = self._writer = self._connection() if writer is None or is_new else writer
             try:
-                return _begin(writer)
+                writer.execute(b"begin")
+                writer.execute(b"select pg_advisory_xact_lock(%s)", (_WRITERS,))
             except psycopg.Error as error:
-                if isinstance(error, Silence) or not writer.closed:
-                    _forget(writer)
+                if is_new or isinstance(error, Silence) or not writer.closed:
+                    with suppress(psycopg.Error):
+                        writer.close()
                     raise self._fault(error) from error
-        self._writer = writer = self._connection()
-        try:
-            return _begin(writer)
-        except psycopg.Error as error:
-            _forget(writer)
-            raise self._fault(error) from error
+            else:
+                return writer
 
     def _commit(self, connection: PostgresConnection) -> None:
         try:
@@ -417,7 +403,7 @@ class PostgresDatabase:
         )
         version = str(found[0][0]) if found else ""
         if found and tuple(map(int, version.split(".")[:2])) < _OLDEST_VECTORS:
-            raise _unavailable(
+            raise unavailable(
                 self.url,
                 f"its extension vector is {version}, and 0.7 is needed",
                 "Install pgvector 0.7 or newer, then `psql -c 'alter extension vector update'`; or remove pgvector.",
@@ -462,7 +448,7 @@ class PostgresDatabase:
             for name, loader in _LOADERS.items():
                 connection.adapters.register_loader(name, loader)
             settings = _SETTINGS.items()
-            wanted = [f"set_config({_quoted(name)}, {_quoted(value)}, false)" for name, value in settings]
+            wanted = [f"set_config('{name}', '{value}', false)" for name, value in settings]
             connection.execute(f"select {', '.join(wanted)}".encode())
         except psycopg.Error as error:
             connection.close()
@@ -475,25 +461,10 @@ def _unfit(connection: PostgresConnection, shown: str) -> StoreUnavailable | Non
     """Return why a database cannot be a store, by what the server said when it was connected."""
     encoding, version = connection.info.parameter_status("server_encoding"), connection.info.server_version
     if version < _OLDEST:
-        return _unavailable(
+        return unavailable(
             shown, f"PostgreSQL {version // 10_000} is too old", f"Use version {_OLDEST // 10_000} or a newer one."
         )
     if encoding != "UTF8":
         fix = f"Make another: `createdb -E UTF8 -T template0 {connection.info.dbname}_utf8`."
-        return _unavailable(shown, f"its encoding is {encoding}, not UTF8", fix)
+        return unavailable(shown, f"its encoding is {encoding}, not UTF8", fix)
     return None
-
-
-def _begin(connection: PostgresConnection) -> PostgresConnection:
-    connection.execute(b"begin")
-    connection.execute(b"select pg_advisory_xact_lock(%s)", (_WRITERS,))
-    return connection
-
-
-def _forget(connection: PostgresConnection) -> None:
-    with suppress(psycopg.Error):
-        connection.close()
-
-
-def _quoted(text: str) -> str:
-    return f"'{text}'"

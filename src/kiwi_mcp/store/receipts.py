@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from operator import attrgetter
 
@@ -17,7 +17,7 @@ from kiwi_mcp.domain.records import Receipt, ReceiptEntry, ReceiptHead, RunStatu
 from kiwi_mcp.domain.times import iso
 from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, within
 from kiwi_mcp.store.principals import is_named, named
-from kiwi_mcp.store.sql import clean, plain
+from kiwi_mcp.store.sql import clean, id_range, plain
 
 KIND = b"kiwi-receipt-v1\0"
 """The prefix of the hashed data of a receipt, so that its hash cannot match another kind of data."""
@@ -157,10 +157,8 @@ class Receipts:
         """Return the receipts of a number, or of an id or the beginning of one."""
         if name.isdecimal() and name.isascii() and len(name) < len(str(2**63)):
             return tuple(map(_entry, self._database.read(f"{_READ} where seq = ?", (int(name),))))
-        start = clean(name.upper())
-        # The letter after the last that an id can hold ends all that begin so.
-        values = (start, f"{start}[", limit)
-        return tuple(map(_entry, self._database.read(f"{_READ} where id >= ? and id < ? order by id limit ?", values)))
+        statement = f"{_READ} where id >= ? and id < ? order by id limit ?"
+        return tuple(map(_entry, self._database.read(statement, (*id_range(name), limit))))
 
     def after(self, seq: int, limit: int) -> tuple[ReceiptEntry, ...]:
         """Return the receipts behind a number, the oldest first."""
@@ -228,7 +226,7 @@ def _refused(fault: IntegrityFault) -> StoreUnavailable:
 
 
 def _where(wanted: ReceiptFilter) -> tuple[str, Sequence[Value]]:
-    clauses: Iterable[tuple[str, Value]] = (
+    clauses: Sequence[tuple[str, Value]] = (
         ("item = ?", wanted.item),
         ("action = ?", wanted.action),
         ("status = ?", wanted.status),

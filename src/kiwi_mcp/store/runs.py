@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
+from itertools import accumulate
 from operator import attrgetter
 from random import getrandbits
 from threading import Lock
+from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -72,6 +74,10 @@ class Pruned(Struct, frozen=True):
     results: int = 0
 
 
+AlsoWrite: TypeAlias = Callable[[Transaction], None]
+"""Writes in the same transaction what a thread notes of its call."""
+
+
 class EndedRun(Struct, frozen=True):
     """A run that has ended, with its receipt."""
 
@@ -79,8 +85,7 @@ class EndedRun(Struct, frozen=True):
     receipt: Receipt | None
     is_begun: bool = False
     """Whether it is stored as started."""
-    also: Callable[[Transaction], None] | None = None
-    """Writes in the same transaction what a thread notes of its call."""
+    also: AlsoWrite | None = None
 
 
 class Runs:
@@ -94,12 +99,10 @@ class Runs:
         actor: str | None = None,
         is_people: bool = False,
     ) -> None:
-        self._database = database
-        self._retention = retention
-        self._actor = actor
+        self._database, self._retention = database, retention
+        self._actor, self._is_people = actor, is_people
         self.actor = actor or ""
         """The actor of these runs; empty if they are the runs of all actors."""
-        self._is_people = is_people
 
     def of(self, actor: str) -> Runs:
         """Return the runs of another actor, in the same store."""
@@ -109,37 +112,21 @@ class Runs:
         """Return the runs of all whom people know by a name, however they came."""
         return Runs(self._database, retention=self._retention, actor=name, is_people=True)
 
-    def begin_now(
-        self,
-        run: RunRecord,
-        receipt: Receipt | None,
-        kernel: str,
-        also: Callable[[Transaction], None] | None = None,
-    ) -> bool:
+    def begin_now(self, run: RunRecord, receipt: Receipt | None, kernel: str, also: AlsoWrite | None = None) -> bool:
         """Store a run that starts, without waiting; return whether that was done. If not, `begin` it."""
         try:
             with self._database.transaction_now() as transaction:
                 if transaction is None:
                     return False
-                _begin(transaction, run, receipt, kernel)
-                if also is not None:
-                    also(transaction)
+                _begin(transaction, run, receipt, kernel, also)
         except IntegrityFault as fault:
             raise _refused(fault) from fault
         return True
 
-    def begin(
-        self,
-        run: RunRecord,
-        receipt: Receipt | None,
-        kernel: str,
-        also: Callable[[Transaction], None] | None = None,
-    ) -> None:
+    def begin(self, run: RunRecord, receipt: Receipt | None, kernel: str, also: AlsoWrite | None = None) -> None:
         """Store a run that starts, with the receipt that it gets should its kernel disappear."""
         with self._recording() as transaction:
-            _begin(transaction, run, receipt, kernel)
-            if also is not None:
-                also(transaction)
+            _begin(transaction, run, receipt, kernel, also)
 
     def finish(self, ended: EndedRun, result: bytes | None) -> None:
         """Record how a run that was begun ended, in the place of what was stored then."""
@@ -259,7 +246,8 @@ class Runs:
             " group by result_sha256 order by max(id) desc",
             values,
         )
-        return tuple(_beyond(rows, self._retention.result_bytes))
+        sizes = accumulate(int(size or 0) for _, _, size in rows)
+        return tuple(str(row[0]) for row, size in zip(rows, sizes, strict=True) if size > self._retention.result_bytes)
 
 
 def new_run(milliseconds: int) -> tuple[str, str]:
@@ -284,9 +272,13 @@ def _record(transaction: Transaction, ended: EndedRun, result: bytes | None) -> 
         ended.also(transaction)
 
 
-def _begin(transaction: Transaction, run: RunRecord, receipt: Receipt | None, kernel: str) -> None:
+def _begin(
+    transaction: Transaction, run: RunRecord, receipt: Receipt | None, kernel: str, also: AlsoWrite | None
+) -> None:
     transaction.write(_ADD, plain(_values(run)))
     begin(transaction, run.id, kernel, receipt)
+    if also is not None:
+        also(transaction)
 
 
 def _refused(fault: IntegrityFault) -> StoreUnavailable:
@@ -318,14 +310,6 @@ def _where(wanted: RunFilter) -> tuple[str, list[Value]]:
 
 def _run(row: Row) -> RunRecord:
     return RunRecord(*row)  # type: ignore[arg-type]  # the columns are the fields, and the schema checks their types
-
-
-def _beyond(rows: Iterable[Row], limit: int) -> Iterator[str]:
-    total = 0
-    for result, _, size in rows:
-        total += int(size or 0)
-        if total > limit:
-            yield str(result)
 
 
 def drop_blob(transaction: Transaction, digest: str) -> int:

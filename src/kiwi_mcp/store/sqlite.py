@@ -17,7 +17,7 @@ from typing import Literal
 from msgspec import Struct
 
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, StoreDamaged, StoreUnavailable
-from kiwi_mcp.store.database import IntegrityFault, Row, Value
+from kiwi_mcp.store.database import PATIENCE, IntegrityFault, Row, Value, busy, invalid_value, unavailable
 
 # Before its `SOUND` release SQLite may damage a file that several processes write, and most Pythons have an older one.
 if find_spec("pysqlite3") is None:
@@ -33,8 +33,6 @@ SOUND = (3, 51, 3)
 version: tuple[int, ...] = tuple(int(part) for part in library.sqlite_version.split("."))
 is_standard_library: bool = library.__name__ == "sqlite3"
 
-PATIENCE = 30.0
-"""How many seconds a writer waits for the writers before it."""
 _MEND = (
     "Move {path} and the -wal and -shm files beside it to a safe place, then pull from a remote or restore a backup. "
     "Do not delete it: much of it may still be readable."
@@ -53,38 +51,32 @@ def fault(error: BaseException, path: str) -> KiwiError | IntegrityFault:
         case library.SQLITE_CONSTRAINT:
             return IntegrityFault(response)
         case library.SQLITE_CORRUPT | library.SQLITE_NOTADB:
-            return _damaged(path)
+            return StoreDamaged(
+                f"The store {path} is damaged, or is not a database.", suggestion=_MEND.format(path=path), path=path
+            )
         case library.SQLITE_BUSY | library.SQLITE_LOCKED:
             return busy(path)
         case library.SQLITE_FULL:
-            return _unavailable(path, "there is no space left", "Free some space on that disk, then try again.")
+            return unavailable(path, "there is no space left", "Free some space on that disk, then try again.")
         case library.SQLITE_READONLY | library.SQLITE_PERM | library.SQLITE_CANTOPEN | library.SQLITE_AUTH:
-            return _unavailable(
+            return unavailable(
                 path, "it cannot be written", f"Make {path} and its folder writable, or name another store."
             )
         case library.SQLITE_IOERR:
-            return _unavailable(
+            return unavailable(
                 path, "the disk failed to read or write", "Check the disk and its limits, then try again."
             )
         case library.SQLITE_INTERRUPT:
-            return _unavailable(path, "it took longer than a statement may", "Check the store with `kiwi verify`.")
+            return unavailable(path, "it took longer than a statement may", "Check the store with `kiwi verify`.")
         case library.SQLITE_ERROR if response.startswith("no such table"):
             return _incomplete(path, "table")
         case library.SQLITE_ERROR if response.startswith("no such column") or "has no column" in response:
             return _incomplete(path, "column")
     if isinstance(error, (UnicodeEncodeError, OverflowError, library.InterfaceError)) or code == library.SQLITE_TOOBIG:
-        return InvalidRequest(
-            "A value is too large or is not valid text.", suggestion="Send shorter values in valid Unicode."
-        )
+        return invalid_value()
     if isinstance(error, library.ProgrammingError) and "closed" in response:
         return closed(path)
-    return _unavailable(path, "it could not do what was asked", "Run `kiwi doctor`; the log holds the cause.")
-
-
-def _damaged(path: str) -> StoreDamaged:
-    return StoreDamaged(
-        f"The store {path} is damaged, or is not a database.", suggestion=_MEND.format(path=path), path=path
-    )
+    return unavailable(path, "it could not do what was asked", "Run `kiwi doctor`; the log holds the cause.")
 
 
 def _incomplete(path: str, missing: str) -> StoreDamaged:
@@ -96,20 +88,9 @@ def _incomplete(path: str, missing: str) -> StoreDamaged:
     )
 
 
-def busy(path: str) -> StoreUnavailable:
-    """Error: another writer has not finished in time."""
-    return _unavailable(
-        path, f"another process has been writing for over {PATIENCE:.0f} s", "Wait for it, then try again."
-    )
-
-
 def closed(path: str) -> StoreUnavailable:
     """Error: the store is closed."""
-    return _unavailable(path, "it was closed meanwhile", "Try again.")
-
-
-def _unavailable(path: str, why: str, suggestion: str) -> StoreUnavailable:
-    return StoreUnavailable(f"The store {path} is not available: {why}. Nothing was written.", suggestion=suggestion)
+    return unavailable(path, "it was closed meanwhile", "Try again.")
 
 
 LIMIT = 60.0
@@ -167,20 +148,14 @@ removes the files beside a database by their names, which may be those of anothe
 
 def connect(url: str, shown: str) -> SqliteDatabase:
     """Open the file of a `sqlite:///absolute/path` URL, and make it where it is not there."""
-    path = path_in(url, shown)
-    _create(Path(path))
-    return SqliteDatabase(path)
-
-
-def path_in(url: str, shown: str) -> str:
-    """Return the path of the file that a URL names."""
     path = url.removeprefix("sqlite://")
     if not path.startswith("/") or path.endswith("/") or "\0" in path:
         raise InvalidRequest(
             f"{shown!r} does not name a file by its absolute path.",
             suggestion="Use three slashes and an absolute path: `sqlite:///home/me/.ai/registry.db`.",
         )
-    return path
+    _create(Path(path))
+    return SqliteDatabase(path)
 
 
 def _create(path: Path) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
-from msgspec import Struct, field
+from msgspec import Struct, convert, field
 
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.store.database import Database, Row, Value, json_column, read_json_column, within
@@ -22,17 +22,8 @@ MOST_KEPT = 1_000
 LOST: JsonObject = {"code": -32603, "message": "Kiwi ended while it ran; whether it finished is unknown."}
 """The JSON-RPC error of a task after its process has ended."""
 
-_COLUMNS = (
-    "id", "principal", "method", "identity", "owner", "created_at", "updated_at", "expires_at", "beat_at", "status",
-    "message", "detail",
-)  # fmt: skip
-_READ = f"select {', '.join(_COLUMNS)} from tasks where actor = ?"  # noqa: S608 - our own names
-_ADD = (
-    f"insert into tasks (actor, is_unwanted, answers, {', '.join(_COLUMNS)})"  # noqa: S608 - as above
-    f" values (?, 0, '', {', '.join('?' * len(_COLUMNS))})"
-)
 _RUNS = "status in ('working', 'input_required')"
-_CHANGE = f"update tasks set status = ?, message = ?, detail = ?, updated_at = ? where id = ? and owner = ? and {_RUNS}"  # noqa: S608 - as above
+_CHANGE = f"update tasks set status = ?, message = ?, detail = ?, updated_at = ? where id = ? and owner = ? and {_RUNS}"  # noqa: S608 - our own names
 _END = (
     "update tasks set status = ?, message = ?, detail = ?, updated_at = ?, expires_at = ?"  # noqa: S608 - as above
     f" where id = ? and owner = ? and {_RUNS}"
@@ -75,6 +66,14 @@ class Task(Struct, frozen=True):
     def is_over(self) -> bool:
         """Whether nothing of it will change any more."""
         return self.status not in {"working", "input_required"}
+
+
+_COLUMNS = Task.__struct_fields__
+_READ = f"select {', '.join(_COLUMNS)} from tasks where actor = ?"  # noqa: S608 - as above
+_ADD = (
+    f"insert into tasks (actor, is_unwanted, answers, {', '.join(_COLUMNS)})"  # noqa: S608 - as above
+    f" values (?, 0, '', {', '.join('?' * len(_COLUMNS))})"
+)
 
 
 class TaskCommand(Struct, frozen=True):
@@ -200,13 +199,8 @@ def _row(task: Task) -> Sequence[Value]:
 
 
 def _task(row: Row) -> Task:
-    id_, principal, method, identity, owner = map(str, row[:5])
-    created_at, updated_at, expires_at, beat_at = (int(time or 0) for time in row[5:9])
-    status, message, detail = row[9:]
-    return Task(
-        id_, principal, method, identity, owner, created_at, updated_at, expires_at, beat_at,
-        cast("TaskStatus", status), str(message), _object(detail),
-    )  # fmt: skip
+    *cells, detail = row
+    return convert({**dict(zip(_COLUMNS, cells, strict=False)), "detail": _object(detail)}, Task)
 
 
 def _object(text: Value) -> JsonObject:

@@ -29,7 +29,6 @@ from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.registry import (
     BUILTIN_NAMESPACE,
     Actor,
-    ItemName,
     Op,
     Pin,
     PublishResult,
@@ -240,18 +239,20 @@ class NewVersion(Struct, frozen=True):
     @property
     def standing(self) -> VersionRank:
         """What decides whether it is the latest."""
-        draft = self.draft
-        return VersionRank(
-            self.row.id, draft.key, draft.is_prerelease, draft.release.yanked is not None, is_latest=False
-        )
+        is_yanked = self.draft.release.yanked is not None
+        return VersionRank(self.row.id, self.draft.key, self.draft.is_prerelease, is_yanked, is_latest=False)
 
 
 def publish(
     transaction: Transaction, database: Database, sight: VisibilityFilter, drafts: Sequence[VersionDraft]
 ) -> Mapping[VersionName, PublishResult]:
     """Store the drafts that are not published yet, and return the result for each draft, by its name."""
-    stored = look_up(transaction, _items(drafts))
-    closures = _closures(drafts, stored)
+    names = [draft.name for draft in drafts] + [draft.executor.name for draft in drafts if draft.executor]
+    stored = look_up(transaction, (name.item for name in names))
+    # A draft comes after its executor, or its executor is in the store.
+    closures = {name: row.closure for name, row in stored.versions.items()}
+    for draft in drafts:
+        closures[draft.name] = closure_of(draft.digest, closure_below(draft.executor, closures))
     conflicts = [
         str(draft.name)
         for draft in drafts
@@ -269,21 +270,6 @@ def publish(
         draft.name: PublishResult(draft.name, draft.digest, stored.versions[draft.name].closure, draft.name in new)
         for draft in drafts
     }
-
-
-def _closures(drafts: Sequence[VersionDraft], stored: PublishedRows) -> Mapping[VersionName, str]:
-    """Return the closure of each draft, which is ordered after its executor or finds it in the store."""
-    found = {name: row.closure for name, row in stored.versions.items()}
-    for draft in drafts:
-        found[draft.name] = closure_of(draft.digest, closure_below(draft.executor, found))
-    return found
-
-
-def _items(drafts: Sequence[VersionDraft]) -> Iterator[ItemName]:
-    for draft in drafts:
-        yield draft.name.item
-        if draft.executor is not None:
-            yield draft.executor.name.item
 
 
 def _check_types(transaction: Transaction, drafts: Sequence[VersionDraft]) -> None:
@@ -357,12 +343,19 @@ def _write(
     latest = _choose(stored, sealings)
     blobs: dict[str, bytes] = {}
     files = [row for one in sealings for row in file_rows(one.draft.release, one.row.id, now, blobs)]
-    _keep_namespaces(transaction, sealings, actor, now)
+    for some in chunks({one.draft.name.namespace: None for one in sealings}):
+        statement = filled("select namespace from namespaces where namespace in ($marks)", marks=placeholders(some))
+        here = {row[0] for row in transaction.read(statement, some)}
+        new = [(name, actor, now) for name in some if name not in here]
+        transaction.insert("namespaces", ("namespace", "owner", "created_at"), new)
     transaction.insert("tools", _TOOL_COLUMNS, _new_tools(database, stored, latest.values(), now))
     store_blobs(transaction, blobs, now)
     # Files come before their version: from the moment it is there, it is sealed.
     transaction.insert("tool_version_files", FILE_COLUMNS, files)
-    _make_room(transaction, stored, latest)
+    # Each item has at most one latest version.
+    for some in chunks([tool for tool in latest if stored.standings.get(tool)]):
+        statement = "update tool_versions set is_latest = false where is_latest = true and tool_id in ($marks)"
+        transaction.write(filled(statement, marks=placeholders(some)), some)
     transaction.insert(
         "tool_versions",
         _VERSION_COLUMNS,
@@ -383,15 +376,6 @@ def _choose(stored: PublishedRows, sealings: Sequence[NewVersion]) -> Mapping[st
     return {one.tool: one for one in sealings if one.row.id in ids}
 
 
-def _keep_namespaces(transaction: Transaction, sealings: Sequence[NewVersion], actor: str, now: str) -> None:
-    names = {one.draft.name.namespace: None for one in sealings}
-    for some in chunks(names):
-        statement = filled("select namespace from namespaces where namespace in ($marks)", marks=placeholders(some))
-        here = {row[0] for row in transaction.read(statement, some)}
-        new = [(name, actor, now) for name in some if name not in here]
-        transaction.insert("namespaces", ("namespace", "owner", "created_at"), new)
-
-
 def _new_tools(
     database: Database, stored: PublishedRows, latest: Iterable[NewVersion], now: str
 ) -> Iterator[tuple[Value, ...]]:
@@ -405,29 +389,16 @@ def _new_tools(
             )  # fmt: skip
 
 
-def _make_room(transaction: Transaction, stored: PublishedRows, latest: Mapping[str, NewVersion]) -> None:
-    """Clear `is_latest` of the versions that lose it: each item has at most one latest version."""
-    tools = [tool for tool in latest if stored.standings.get(tool)]
-    for some in chunks(tools):
-        statement = "update tool_versions set is_latest = false where is_latest = true and tool_id in ($marks)"
-        transaction.write(filled(statement, marks=placeholders(some)), some)
-
-
 def _version_row(one: NewVersion, is_latest: bool, actor: str, now: str) -> tuple[Value, ...]:
-    draft, release = one.draft, one.draft.release
+    draft, release, pin = one.draft, one.draft.release, one.draft.executor
+    executor = (pin.ref, *pin.name.item, pin.name.version, pin.digest) if pin else (None,) * 5
     return (
         one.row.id, one.tool, draft.name.version, draft.key, release.place, draft.manifest, draft.text,
-        draft.text_hash, release.statement.decode(), draft.digest, *_pin(draft.executor), one.below, one.row.closure,
+        draft.text_hash, release.statement.decode(), draft.digest, *executor, one.below, one.row.closure,
         one.row.depth, release.changelog, is_latest, draft.is_prerelease,
         release.published_by or actor, moment(release.created_at or now), now,
         *_status_values(release.yanked, now), *_status_values(release.deprecated, now),
     )  # fmt: skip
-
-
-def _pin(pin: Pin | None) -> tuple[Value, ...]:
-    if pin is None:
-        return (None,) * 5
-    return (pin.ref, *pin.name.item, pin.name.version, pin.digest)
 
 
 def _status_values(note: StatusNote | None, now: str) -> tuple[Value, Value]:

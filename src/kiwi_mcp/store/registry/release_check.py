@@ -14,7 +14,7 @@ from msgspec.structs import asdict, force_setattr
 from kiwi_mcp.domain.errors import ArtifactRefused, draw
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import NO_SOURCE, SOURCE_TRAITS
-from kiwi_mcp.domain.json import Json, JsonObject, NotJson, as_list, as_object, as_text, canonical, read_json
+from kiwi_mcp.domain.json import JsonObject, NotJson, as_list, as_object, as_text, canonical, read_json
 from kiwi_mcp.domain.names import Range, Version, clashes, is_namespace, is_safe_path, is_tool_id
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.registry import (
@@ -48,7 +48,10 @@ def order(versions: Iterable[AnyLinked], *, what: str = "The set of versions") -
     depths: dict[VersionName, int] = {}
     issues: list[Issue] = []
     for name, version in by_name.items():
-        issues += _other_content(version, digests)
+        pin = version.executor
+        if pin is not None and digests.get(pin.name, pin.digest) != pin.digest:
+            reason = f"it is pinned to {pin.name} with the digest {pin.digest}, and the one here has another"
+            issues.append(Issue(str(name), reason, "Take both from one registry."))
         issues += _measure(name, by_name, depths)
     if issues:
         raise ArtifactRefused(what, islice(issues, MAX_ISSUES))
@@ -68,13 +71,6 @@ def closures(ordered: Sequence[Linked], *, what: str) -> Mapping[VersionName, st
     if issues:
         raise ArtifactRefused(what, islice(issues, MAX_ISSUES))
     return found
-
-
-def _other_content(version: Linked, digests: Mapping[VersionName, str]) -> Iterable[Issue]:
-    pin = version.executor
-    if pin is not None and digests.get(pin.name, pin.digest) != pin.digest:
-        reason = f"it is pinned to {pin.name} with the digest {pin.digest}, and the one here has another"
-        yield Issue(str(version.name), reason, "Take both from one registry.")
 
 
 def _measure(name: VersionName, by_name: Mapping[VersionName, Linked], depths: dict[VersionName, int]) -> list[Issue]:
@@ -150,7 +146,7 @@ def require_checked(releases: Sequence[Release]) -> None:
 def release_issues(release: Release) -> Iterator[Issue]:
     """Yield every reason not to keep a release; the manifest's own text is read elsewhere."""
     files = [(file.path, len(file.data)) for file in release.files]
-    issues = [*_names(release), *_texts(release), *unsafe_files(files)]
+    issues = [*_names(release), *unsafe_files(files)]
     yield from issues
     yield from _statement(release, is_clean=not issues)
 
@@ -188,9 +184,7 @@ def bad_name(name: VersionName, place: str) -> Iterator[Issue]:
 def bad_pin(pin: Pin, namespace: str) -> Iterator[Issue]:
     """Yield the faults of the pin to the executor of an item in a namespace.
 
-    The item's digest covers the reference and not the pin, so the pin must match the reference: the same name, a
-    version that the reference covers, in the same namespace or built in, unless the reference names another place
-    itself.
+    The item's digest covers the reference and not the pin, so the pin must match the reference.
     """
     yield from bad_name(pin.name, "executor.")
     if not is_digest(pin.digest):
@@ -201,7 +195,11 @@ def bad_pin(pin: Pin, namespace: str) -> Iterator[Issue]:
     if tool_id != pin.name.tool_id or not _covers(wanted, pin):
         reason = f"it asks for {pin.ref[:MAX_WORD]!r} and is pinned to {str(pin.name)[:MAX_WORD]}"
         yield Issue("executor", reason, _AGAIN)
-    elif pin.name.namespace not in _homes(home, namespace):
+        return
+    source, _, named = home.partition("/")
+    traits = SOURCE_TRAITS.get(source, NO_SOURCE)
+    homes = (named,) if traits.is_published or traits.is_built_in else (namespace, BUILTIN_NAMESPACE)
+    if pin.name.namespace not in homes:
         reason = f"it asks for {pin.ref[:MAX_WORD]!r}, which does not mean {str(pin.name)[:MAX_WORD]}"
         fix = f"Write `executor: registry/{pin.name.namespace[:MAX_WORD]}/{tool_id}` in its manifest, if that is meant."
         yield Issue("executor", reason, fix)
@@ -213,13 +211,6 @@ def _covers(wanted: str, pin: Pin) -> bool:
         return True
     covered, version = Range.parse(wanted), Version.parse(pin.name.version)
     return covered is not None and version is not None and covered.covers(version)
-
-
-def _homes(home: str, namespace: str) -> tuple[str, ...]:
-    """Return the namespaces that the executor of something in a namespace may be from."""
-    place, _, named = home.partition("/")
-    traits = SOURCE_TRAITS.get(place, NO_SOURCE)
-    return (named,) if traits.is_published or traits.is_built_in else (namespace, BUILTIN_NAMESPACE)
 
 
 def bad_status_note(note: StatusNote, place: str) -> Iterator[Issue]:
@@ -269,9 +260,6 @@ def _names(release: Release) -> Iterator[Issue]:
         yield Issue("files", f"{beside.path[:MAX_WORD]!r} is more than a signature", _AGAIN)
     if release.is_builtin and release.name.namespace != BUILTIN_NAMESPACE:
         yield Issue("is_builtin", f"nothing in {release.name.namespace[:MAX_WORD]!r} ships with Kiwi", _AGAIN)
-
-
-def _texts(release: Release) -> Iterator[Issue]:
     yield from bad_text(release.changelog, "changelog")
     yield from bad_text(release.published_by, "published_by", limit=MAX_WORD)
     yield from bad_time(release.created_at, "created_at")
@@ -283,7 +271,17 @@ def _texts(release: Release) -> Iterator[Issue]:
 
 def _statement(release: Release, *, is_clean: bool) -> Iterator[Issue]:
     # A statement that equals the expected canonical JSON need not be parsed: only the manifest hash is taken from it.
-    expected_fields, files = _expected_fields(release), _expected_files(release)
+    expected_fields: JsonObject = {
+        "kind": _KIND,
+        "tool_id": release.name.tool_id,
+        "version": release.name.version,
+        "executor": release.executor.ref if release.executor else None,
+    }
+    files: Sequence[JsonObject] = [
+        {"path": file.path, "sha256": file.sha256, "executable": file.is_executable}
+        for file in sorted(release.files, key=lambda file: file.path)
+        if file.path not in {release.manifest_path, release.sidecar_path}
+    ]
     hashed = _HASHED.search(release.statement)
     if is_clean and hashed is not None:
         expected: JsonObject = {**expected_fields, "manifest": hashed[1].decode(), "files": files}
@@ -294,23 +292,20 @@ def _statement(release: Release, *, is_clean: bool) -> Iterator[Issue]:
     except NotJson as fault:
         yield Issue("statement", str(fault), _AGAIN)
         return
-    issues = [*_misstated_fields(statement, expected_fields), *_misstated_files(statement.get("files"), files)]
+    issues = [*_misstated(statement, expected_fields, files)]
     yield from issues
     if is_clean and not issues:
         yield Issue("statement", "it is not canonical JSON", _AGAIN)
 
 
-def _misstated_fields(statement: JsonObject, expected_fields: JsonObject) -> Iterator[Issue]:
+def _misstated(statement: JsonObject, expected_fields: JsonObject, files: Sequence[JsonObject]) -> Iterator[Issue]:
     for name, value in expected_fields.items():
         if (stated := statement.get(name)) != value:
             reason = f"its statement says {str(stated)[:MAX_WORD]!r}, the release {str(value)[:MAX_WORD]!r}"
             yield Issue(name, reason, _AGAIN)
     if not is_digest(f"sha256:{as_text(statement.get('manifest'))}"):
         yield Issue("manifest", "its statement holds no hash of the manifest", _AGAIN)
-
-
-def _misstated_files(rows: Json, files: Sequence[JsonObject]) -> Iterator[Issue]:
-    listed = {as_text(as_object(row).get("path")): as_object(row) for row in as_list(rows)}
+    listed = {as_text(as_object(row).get("path")): as_object(row) for row in as_list(statement.get("files"))}
     found = {as_text(row.get("path")): row for row in files}
     for path in sorted(listed.keys() - found.keys()):
         yield Issue("files", f"{path[:MAX_WORD]!r} is stated and missing", _AGAIN)
@@ -319,16 +314,3 @@ def _misstated_files(rows: Json, files: Sequence[JsonObject]) -> Iterator[Issue]
     for path in sorted(found.keys() & listed.keys()):
         if found[path] != listed[path]:
             yield Issue("files", f"{path[:MAX_WORD]!r} is not the file that was stated", _AGAIN)
-
-
-def _expected_fields(release: Release) -> JsonObject:
-    executor = release.executor.ref if release.executor else None
-    return {"kind": _KIND, "tool_id": release.name.tool_id, "version": release.name.version, "executor": executor}
-
-
-def _expected_files(release: Release) -> Sequence[JsonObject]:
-    others = (file for file in release.files if file.path not in {release.manifest_path, release.sidecar_path})
-    return [
-        {"path": file.path, "sha256": file.sha256, "executable": file.is_executable}
-        for file in sorted(others, key=lambda file: file.path)
-    ]

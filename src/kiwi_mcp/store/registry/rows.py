@@ -257,20 +257,16 @@ def look_up(transaction: Transaction, names: Iterable[ItemName]) -> PublishedRow
             rows = transaction.read(filled(_TOOLS, marks=placeholders(some)), (namespace, *some))
             for id_, tool_id, visibility in cast("list[tuple[str, str, Visibility]]", rows):
                 stored.items[namespace, tool_id] = ItemRow(id_, visibility)
-    _add_versions(transaction, stored, {item.id: name for name, item in stored.items.items()})
-    return stored
-
-
-def _add_versions(transaction: Transaction, stored: PublishedRows, names: Mapping[str, ItemName]) -> None:
-    for some in chunks(names):
-        rows = transaction.read(filled(_VERSIONS, marks=placeholders(some)), some)
-        for row in rows:
+    by_id = {item.id: name for name, item in stored.items.items()}
+    for some in chunks(by_id):
+        for row in transaction.read(filled(_VERSIONS, marks=placeholders(some)), some):
             tool, id_, version, digest, closure, depth, key, is_pre, yanked, is_latest = cast(
                 "tuple[str, str, str, str, str, int, str, bool, str | None, bool]", row
             )
-            stored.versions[VersionName(*names[tool], version)] = SealedVersion(id_, digest, closure, depth)
+            stored.versions[VersionName(*by_id[tool], version)] = SealedVersion(id_, digest, closure, depth)
             standing = VersionRank(id_, key, bool(is_pre), yanked is not None, bool(is_latest))
             stored.standings.setdefault(tool, []).append(standing)
+    return stored
 
 
 FILE_COLUMNS = (
@@ -381,17 +377,28 @@ def _as_text(data: bytes) -> str | None:
 
 def _contents(database: Database, version: VersionInfo, stated: Row, rows: Iterable[Row]) -> Contents:
     _, statement, text, text_hash = cast("tuple[str, str, str | None, str | None]", stated)
-    files, faults = _files(database, rows)
+    files, faults = [], []
+    for row in rows:
+        _, path, digest, mode, content, key = cast("tuple[str, str, str, int, str | None, str]", row)
+        data = content.encode() if content is not None else read_blob(database, key)
+        files.append(ReleaseFile(path, data, mode == EXECUTABLE))
+        if files[-1].sha256 != digest:
+            faults.append(f"{path} is not what was published")
     name = version.place.rpartition("/")[2]
     if text is not None:
         files.append(ReleaseFile(name, text.encode()))
         if files[-1].sha256 != text_hash:
             faults.append(f"{name} is not what was published")
+    try:
+        manifest = version.manifest
+    except ValueError:
+        manifest = {}
+        faults.append("its manifest is not JSON")
     release = Release(
         name=version.name,
         place=version.place,
         statement=statement.encode(),
-        manifest=_manifest(version, faults),
+        manifest=manifest,
         files=tuple(sorted(files, key=lambda file: file.path)),
         executor=version.executor,
         changelog=version.changelog,
@@ -403,32 +410,16 @@ def _contents(database: Database, version: VersionInfo, stated: Row, rows: Itera
         is_official=version.is_official,
         is_builtin=version.is_builtin,
     )
-    faults += _faults(release, version)
+    if release.digest != version.digest:
+        faults.append(f"its statement has the digest {release.digest}, not {version.digest}")
+    if not is_stated(release):
+        faults.append(f"{release.manifest_path} is not the file that was stated")
     try:
         release = CheckedRelease.of(release)
     except ArtifactRefused as refused:
         faults += (f"{issue.place}: {issue.reason}" for issue in refused.issues)
-    return Contents(release, version.digest, tuple(_issues(version, faults)))
-
-
-def _manifest(version: VersionInfo, faults: list[str]) -> JsonObject:
-    try:
-        return version.manifest
-    except ValueError:
-        faults.append("its manifest is not JSON")
-        return {}
-
-
-def _files(database: Database, rows: Iterable[Row]) -> tuple[list[ReleaseFile], list[str]]:
-    files, faults = [], []
-    for row in rows:
-        _, path, digest, mode, text, key = cast("tuple[str, str, str, int, str | None, str]", row)
-        data = text.encode() if text is not None else read_blob(database, key)
-        file = ReleaseFile(path, data, mode == EXECUTABLE)
-        if file.sha256 != digest:
-            faults.append(f"{path} is not what was published")
-        files.append(file)
-    return files, faults
+    fix = f"Do not run it: restore the store from a backup, or pull {version.name} from a remote into a new store."
+    return Contents(release, version.digest, tuple(Issue(str(version.name), fault, fix) for fault in faults))
 
 
 def read_blob(database: Database, key: str) -> bytes:
@@ -445,24 +436,12 @@ def as_bytes(value: Value) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
 
 
-def _faults(release: Release, version: VersionInfo) -> Iterator[str]:
-    if release.digest != version.digest:
-        yield f"its statement has the digest {release.digest}, not {version.digest}"
-    if not is_stated(release):
-        yield f"{release.manifest_path} is not the file that was stated"
-
-
 def is_stated(release: Release) -> bool:
     """Whether the file with the manifest is the one in the statement."""
     data = next((file.data for file in release.files if file.path == release.manifest_path), b"")
     # A canonical statement has these bytes at most once: within a text, the quotes would be escaped.
     hashes = (sha256(body).hexdigest() for body in _bodies(data.replace(b"\r\n", b"\n")))
     return any(f'"manifest":"{one}"'.encode() in release.statement for one in hashes)
-
-
-def _issues(version: VersionInfo, faults: Iterable[str]) -> Iterator[Issue]:
-    fix = f"Do not run it: restore the store from a backup, or pull {version.name} from a remote into a new store."
-    return (Issue(str(version.name), fault, fix) for fault in faults)
 
 
 def column_json(value: JsonObject) -> str:

@@ -50,35 +50,32 @@ _SEEN_FURTHER = """select t.namespace, t.tool_id, v.version, t.visibility
 from tools et join tool_versions e on e.tool_id = et.id join tool_versions v on v.executor_version_id = e.id
 join tools t on t.id = v.tool_id
 where et.visibility = 'private' and (t.visibility <> 'private' or t.namespace <> et.namespace)"""
-_ORPHANS = (
-    ("versions without an item", "tool_versions x left join tools y on y.id = x.tool_id", "y.id is null"),
-    (
-        "files without a version",
-        "tool_version_files x left join tool_versions y on y.id = x.tool_version_id",
-        "y.id is null",
-    ),
-    (
-        "versions without what they depend on",
-        "tool_versions x left join tool_versions y on y.id = x.executor_version_id",
-        "x.executor_version_id is not null and y.id is null",
-    ),
-    (
-        "items without a namespace",
-        "tools x left join namespaces y on y.namespace = x.namespace",
-        "y.namespace is null",
-    ),
-)
+_ORPHANS = {
+    "versions without an item": "tool_versions x left join tools y on y.id = x.tool_id where y.id is null",
+    "files without a version": """tool_version_files x left join tool_versions y on y.id = x.tool_version_id
+      where y.id is null""",
+    "versions without what they depend on": """tool_versions x left join tool_versions y on y.id = x.executor_version_id
+      where x.executor_version_id is not null and y.id is null""",
+    "items without a namespace": """tools x left join namespaces y on y.namespace = x.namespace
+      where y.namespace is null""",
+}
 _LOOSE_BLOBS = """select sha256, size_bytes, content from blobs where sha256 > ? and not exists
   (select 1 from tool_version_files where storage_key = 'sha256:' || blobs.sha256) order by sha256 limit 20"""
 _RESTORE = "Restore the store from a backup, or pull from a remote into a new store."
+_HIDDEN = Issue("a private version", "it is not what was published", "Let a member of its namespace verify it.")
 
 
 def store(database: Database, sight: VisibilityFilter) -> Iterator[Issue]:
     """Yield every fault in a store. Faults in items that the actor cannot see are reported without details."""
     try:
-        yield from _pages(database)
+        if database.dialect == "sqlite":
+            faults = (str(row[0]) for row in database.read("PRAGMA integrity_check"))
+            yield from (Issue("store", fault[:400], _RESTORE) for fault in faults if fault != "ok")
         yield from broken_log(database)
-        yield from _orphans(database)
+        for what, rows in _ORPHANS.items():
+            ((count,),) = database.read(f"select count(*) from {rows}")  # noqa: S608 - our own words
+            if count:
+                yield Issue("store", f"{count!s} {what}", _RESTORE)
         yield from _all_versions(database, sight)
         yield from _latest(database, sight)
         yield from _pairs(database, sight)
@@ -116,20 +113,6 @@ def _row_faults(row: Row, pin: Pin | None) -> Iterator[str]:
         yield "it does not depend on what it was published with"
 
 
-def _pages(database: Database) -> Iterator[Issue]:
-    if database.dialect == "sqlite":
-        for (response,) in database.read("PRAGMA integrity_check"):
-            if response != "ok":
-                yield Issue("store", str(response)[:400], _RESTORE)
-
-
-def _orphans(database: Database) -> Iterator[Issue]:
-    for what, tables, where in _ORPHANS:
-        ((count,),) = database.read(filled("select count(*) from $tables where $where", tables=tables, where=where))
-        if count:
-            yield Issue("store", f"{count!s} {what}", _RESTORE)
-
-
 def _all_versions(database: Database, sight: VisibilityFilter) -> Iterator[Issue]:
     after = FIRST_ID
     while rows := database.read(filled(LISTED, tables=BY_VERSION) + _PAGE, (after,)):
@@ -137,11 +120,7 @@ def _all_versions(database: Database, sight: VisibilityFilter) -> Iterator[Issue
         after = page[-1].id
         visible = {str(one.name): sight.sees(one.name.namespace, one.visibility) for one in page}
         for issue in versions(database, page):
-            yield issue if visible.get(issue.place, True) else _hidden()
-
-
-def _hidden() -> Issue:
-    return Issue("a private version", "it is not what was published", "Let a member of its namespace verify it.")
+            yield issue if visible.get(issue.place, True) else _HIDDEN
 
 
 def _latest(database: Database, sight: VisibilityFilter) -> Iterator[Issue]:
@@ -170,7 +149,7 @@ def _tool_faults(rows: Sequence[Row], sight: VisibilityFilter) -> Iterator[Issue
         return
     is_seen = sight.sees(namespace, visibility)
     fix = "Yank and unyank one of its versions: the latest is then chosen again."
-    yield Issue(f"{namespace}/{tool_id}", fault, fix) if is_seen else _hidden()
+    yield Issue(f"{namespace}/{tool_id}", fault, fix) if is_seen else _HIDDEN
 
 
 def _pairs(database: Database, sight: VisibilityFilter) -> Iterator[Issue]:
@@ -181,10 +160,8 @@ def _pairs(database: Database, sight: VisibilityFilter) -> Iterator[Issue]:
     ):
         for *name, visibility in database.read(statement):
             namespace, tool_id, version = (str(part) for part in name)
-            if sight.sees(namespace, str(visibility)):
-                yield Issue(str(VersionName(namespace, tool_id, version)), fault, _RESTORE)
-            else:
-                yield _hidden()
+            is_seen = sight.sees(namespace, str(visibility))
+            yield Issue(str(VersionName(namespace, tool_id, version)), fault, _RESTORE) if is_seen else _HIDDEN
 
 
 def _loose_blobs(database: Database) -> Iterator[Issue]:

@@ -8,7 +8,6 @@ from itertools import islice
 from typing import TypeAlias, cast, get_args
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import ArtifactRefused
 from kiwi_mcp.domain.issues import Issue
@@ -63,6 +62,7 @@ _VERSION = "org.opencontainers.image.version"
 _CREATED = "org.opencontainers.image.created"
 _PUBLISHED_BY = "vnd.kiwi.published_by"
 _EXECUTOR = "vnd.kiwi.executor"
+_PIN_PARTS = ("namespace", "tool_id", "version", "digest")
 _STATUS_OPS: tuple[Op, ...] = tuple(op for op in get_args(Op) if op != "publish")
 _OPPOSITE: Mapping[Op, Op] = {
     "yank": "unyank",
@@ -88,10 +88,12 @@ class VersionAnnotations(Struct, frozen=True):
     @classmethod
     def read(cls, annotations: Mapping[str, str]) -> VersionAnnotations:
         """Return what annotations say about a version. A missing one is empty, which the check finds."""
-        name = VersionName(
-            annotations.get(_NAMESPACE, ""), annotations.get(_TOOL_ID, ""), annotations.get(_VERSION, "")
-        )
-        return cls(name, _read_pin(annotations), annotations.get(_PUBLISHED_BY, ""), annotations.get(_CREATED, ""))
+        name = VersionName(*(annotations.get(key, "") for key in (_NAMESPACE, _TOOL_ID, _VERSION)))
+        pin = None
+        if any(key.startswith(_EXECUTOR) for key in annotations):
+            *below, digest = (annotations.get(f"{_EXECUTOR}.{part}", "") for part in _PIN_PARTS)
+            pin = Pin(annotations.get(_EXECUTOR, ""), VersionName(*below), digest)
+        return cls(name, pin, annotations.get(_PUBLISHED_BY, ""), annotations.get(_CREATED, ""))
 
     def to_annotations(self) -> Mapping[str, str]:
         """Return the annotations, without empty ones."""
@@ -103,11 +105,8 @@ class VersionAnnotations(Struct, frozen=True):
             _CREATED: self.created_at,
         }
         if (pin := self.executor) is not None:
-            annotations[_EXECUTOR] = pin.ref
-            annotations[f"{_EXECUTOR}.namespace"] = pin.name.namespace
-            annotations[f"{_EXECUTOR}.tool_id"] = pin.name.tool_id
-            annotations[f"{_EXECUTOR}.version"] = pin.name.version
-            annotations[f"{_EXECUTOR}.digest"] = pin.digest
+            parts = zip(_PIN_PARTS, (*pin.name.item, pin.name.version, pin.digest), strict=True)
+            annotations |= {_EXECUTOR: pin.ref} | {f"{_EXECUTOR}.{part}": text for part, text in parts}
         return {key: text for key, text in annotations.items() if text}
 
     def issues(self) -> Iterator[Issue]:
@@ -119,13 +118,6 @@ class VersionAnnotations(Struct, frozen=True):
         yield from bad_time(self.created_at, "created_at")
 
 
-def _read_pin(annotations: Mapping[str, str]) -> Pin | None:
-    if not any(key.startswith(_EXECUTOR) for key in annotations):
-        return None
-    parts = [annotations.get(f"{_EXECUTOR}.{part}", "") for part in ("namespace", "tool_id", "version", "digest")]
-    return Pin(annotations.get(_EXECUTOR, ""), VersionName(*parts[:3]), parts[3])
-
-
 def read_annotations(annotations: Json) -> Mapping[str, str]:
     """Return annotations; values that are not text are left out."""
     return {key: text for key, text in as_object(annotations).items() if isinstance(text, str)}
@@ -133,21 +125,13 @@ def read_annotations(annotations: Json) -> Mapping[str, str]:
 
 def status_notes_of(release: Release) -> StatusNotes:
     """Return the status notes of a release."""
-    status: dict[Op, StatusNote] = {}
-    if release.yanked is not None:
-        status["yank"] = release.yanked
-    if release.deprecated is not None:
-        status["deprecate"] = release.deprecated
-    if release.visibility != "public":
-        status["visibility"] = StatusNote("", release.visibility)
-    return status
-
-
-def with_status(release: Release, status: StatusNotes) -> Release:
-    """Return a release with its status notes applied."""
-    return replace(
-        release, yanked=status.get("yank"), deprecated=status.get("deprecate"), visibility=visibility_in(status)
-    )
+    hidden = StatusNote("", release.visibility) if release.visibility != "public" else None
+    status: Mapping[Op, StatusNote | None] = {
+        "yank": release.yanked,
+        "deprecate": release.deprecated,
+        "visibility": hidden,
+    }
+    return {op: note for op, note in status.items() if note is not None}
 
 
 def visibility_in(status: StatusNotes) -> Visibility:
@@ -268,6 +252,13 @@ def encode(release: Release) -> Artifact:
 
 def encode_manifest(version: Release | VersionInfo, statement_size: int, files: Iterable[BlobFile]) -> bytes:
     """Return the manifest of a version's artifact, for which the bytes of its files are not needed."""
+    about = {
+        PLACE: version.place,
+        CHANGELOG: version.changelog,
+        IS_OFFICIAL: "true" if version.is_official else "",
+        IS_BUILTIN: "true" if version.is_builtin else "",
+    }
+    annotations = {**VersionAnnotations.of(version).to_annotations(), **{key: one for key, one in about.items() if one}}
     layers: list[Json] = [
         {
             **_descriptor(FILE_TYPE, file.digest, file.size),
@@ -282,7 +273,7 @@ def encode_manifest(version: Release | VersionInfo, statement_size: int, files: 
             "artifactType": ARTIFACT_TYPE,
             "config": _descriptor(STATEMENT_TYPE, version.digest, statement_size),
             "layers": layers,
-            "annotations": _annotations(version),
+            "annotations": annotations,
         }
     )
 
@@ -296,7 +287,23 @@ def decode(manifest: bytes, read: Read, *, status: StatusNotes | None = None) ->
     statement = _blob(config, "config", read, issues)
     files = tuple(_file(layer, read, issues) for layer in layers)
     _refuse(_named(annotations), issues)
-    return CheckedRelease.of(with_status(_release(annotations, statement, files), status))
+    version = VersionAnnotations.read(annotations)
+    return CheckedRelease(
+        name=version.name,
+        place=annotations.get(PLACE, ""),
+        statement=statement,
+        manifest={},
+        files=files,
+        executor=version.executor,
+        changelog=annotations.get(CHANGELOG, ""),
+        visibility=visibility_in(status),
+        published_by=version.published_by,
+        created_at=version.created_at,
+        yanked=status.get("yank"),
+        deprecated=status.get("deprecate"),
+        is_official=annotations.get(IS_OFFICIAL) == "true",
+        is_builtin=annotations.get(IS_BUILTIN) == "true",
+    )
 
 
 def read_descriptors(manifest: bytes) -> list[Descriptor]:
@@ -304,7 +311,16 @@ def read_descriptors(manifest: bytes) -> list[Descriptor]:
     document = _document(manifest)
     config = Descriptor.read(document.get("config"))
     layers = [Descriptor.read(row) for row in as_list(document.get("layers"))[: MAX_FILES + 1]]
-    issues = [*_misfits(document), *_bad_descriptors(config, layers)]
+    issues: list[Issue] = []
+    expected = {"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "artifactType": ARTIFACT_TYPE}
+    for key, value in expected.items():
+        if (found := document.get(key)) != value:
+            reason = f"it is {str(found)[:MAX_WORD]!r}, not {value!r}"
+            issues.append(Issue(key, reason, "Name an artifact that Kiwi wrote."))
+    issues += config.issues("config", STATEMENT_TYPE, MAX_STATEMENT)
+    for index, layer in enumerate(layers[:MAX_FILES]):
+        issues += layer.issues(f"layers[{index}]", FILE_TYPE, MAX_BYTES)
+    issues += unsafe_files([(layer.annotations.get(TITLE, ""), layer.size) for layer in layers])
     _refuse(_named(read_annotations(document.get("annotations"))), issues)
     return [config, *layers]
 
@@ -313,56 +329,11 @@ def _descriptor(media_type: str, digest: str, size: int) -> JsonObject:
     return {"mediaType": media_type, "digest": digest, "size": size}
 
 
-def _annotations(version: Release | VersionInfo) -> JsonObject:
-    annotations = {
-        PLACE: version.place,
-        CHANGELOG: version.changelog,
-        IS_OFFICIAL: "true" if version.is_official else "",
-        IS_BUILTIN: "true" if version.is_builtin else "",
-    }
-    return {
-        **VersionAnnotations.of(version).to_annotations(),
-        **{key: text for key, text in annotations.items() if text},
-    }
-
-
-def _release(annotations: Mapping[str, str], statement: bytes, files: tuple[ReleaseFile, ...]) -> Release:
-    version = VersionAnnotations.read(annotations)
-    return Release(
-        name=version.name,
-        place=annotations.get(PLACE, ""),
-        statement=statement,
-        manifest={},
-        files=files,
-        executor=version.executor,
-        changelog=annotations.get(CHANGELOG, ""),
-        published_by=version.published_by,
-        created_at=version.created_at,
-        is_official=annotations.get(IS_OFFICIAL) == "true",
-        is_builtin=annotations.get(IS_BUILTIN) == "true",
-    )
-
-
 def _document(manifest: bytes) -> JsonObject:
     try:
         return as_object(read_json(manifest, max_bytes=MAX_MANIFEST, max_values=_MAX_VALUES))
     except NotJson as fault:
         raise ArtifactRefused("An artifact", [Issue("manifest", str(fault), _AGAIN)]) from None
-
-
-def _misfits(document: JsonObject) -> Iterator[Issue]:
-    """Yield where a document is not an image manifest of ours."""
-    expected = {"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "artifactType": ARTIFACT_TYPE}
-    for key, value in expected.items():
-        if (found := document.get(key)) != value:
-            yield Issue(key, f"it is {str(found)[:MAX_WORD]!r}, not {value!r}", "Name an artifact that Kiwi wrote.")
-
-
-def _bad_descriptors(config: Descriptor, layers: list[Descriptor]) -> Iterator[Issue]:
-    yield from config.issues("config", STATEMENT_TYPE, MAX_STATEMENT)
-    for index, layer in enumerate(layers[:MAX_FILES]):
-        yield from layer.issues(f"layers[{index}]", FILE_TYPE, MAX_BYTES)
-    yield from unsafe_files([(layer.annotations.get(TITLE, ""), layer.size) for layer in layers])
 
 
 def _file(layer: Descriptor, read: Read, issues: list[Issue]) -> ReleaseFile:

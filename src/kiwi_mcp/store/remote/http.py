@@ -22,7 +22,7 @@ from kiwi_mcp.domain.errors import (
     VersionConflict,
 )
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.json import JsonObject, NotJson, as_list, as_object, as_text, read_json
+from kiwi_mcp.domain.json import NotJson, as_list, as_object, as_text, read_json
 from kiwi_mcp.domain.plan import HttpSpec, Retry
 from kiwi_mcp.domain.registry import PublishResult, RegistryEvent, VersionName
 from kiwi_mcp.store.registry.release_check import CheckedRelease
@@ -150,7 +150,7 @@ class HttpRemote:
             artifacts = [encode(release) for release in part]
             blobs = {digest: data for one in artifacts for digest, data in one.blobs.items()}
             blobs |= {one.digest: one.manifest for one in artifacts}
-            await _each(self._put_blob, blobs)
+            await _each(lambda digest, data: self._ask("PUT", _blob_path(digest), data), blobs)
             published += await self._push(
                 [LayoutEntry.of(release, one) for release, one in zip(part, artifacts, strict=True)]
             )
@@ -176,14 +176,10 @@ class HttpRemote:
 
     async def _blob(self, digest: str, size: int) -> bytes:
         """Return the bytes of a blob, no more than its size."""
-        path = f"{BLOBS}/{digest.removeprefix('sha256:')}"
-        data = await self._ask("GET", path, max_bytes=max(size, _MAX_ANSWER)) or b""
+        data = await self._ask("GET", _blob_path(digest), max_bytes=max(size, _MAX_ANSWER)) or b""
         if len(data) > size:  # many blobs that are longer than stated would fill the memory before they are checked
             raise self._invalid_answer(f"{digest} is longer than the {size} bytes that its manifest states")
         return data
-
-    async def _put_blob(self, digest: str, data: bytes) -> None:
-        await self._ask("PUT", f"{BLOBS}/{digest.removeprefix('sha256:')}", data)
 
     async def _push(self, entries: Sequence[LayoutEntry]) -> Sequence[PublishResult]:
         """Send the index of a push, which makes its versions visible."""
@@ -246,7 +242,10 @@ class HttpRemote:
 
     def _refuse(self, status: int, body: bytes) -> NoReturn:
         """Raise the refusal of the server. Its message is quoted, and never used as advice."""
-        answer = _refusal(body)
+        try:
+            answer = as_object(read_json(body, max_bytes=_MAX_ANSWER, max_values=10_000))
+        except NotJson:
+            answer = {}
         if answer.get("code") == VersionConflict.code:
             raise VersionConflict([as_text(name)[:_QUOTED] for name in as_list(answer.get("conflicts"))])
         message = " ".join(as_text(answer.get("message"))[:_QUOTED].split())
@@ -262,11 +261,8 @@ class HttpRemote:
         )
 
 
-def _refusal(body: bytes) -> JsonObject:
-    try:
-        return as_object(read_json(body, max_bytes=_MAX_ANSWER, max_values=10_000))
-    except NotJson:
-        return {}
+def _blob_path(digest: str) -> str:
+    return f"{BLOBS}/{digest.removeprefix('sha256:')}"
 
 
 async def _each(do: Callable[[str, _In], Awaitable[_Out]], items: Mapping[str, _In]) -> dict[str, _Out]:

@@ -143,11 +143,6 @@ class LayoutIndex(Struct, frozen=True):
     closures: Mapping[VersionName, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, data: bytes, what: str) -> LayoutIndex:
-        """Return the index in some bytes; any fault refuses it, and all are listed."""
-        return _ordered(what, read_entries(data, what))
-
-    @classmethod
     def read_partial(cls, data: bytes, what: str) -> LayoutIndex:
         """Return the index of a server, which may leave out executors and states each closure instead.
 
@@ -183,10 +178,6 @@ class LayoutIndex(Struct, frozen=True):
                     shown.add(entry.name.item)
                 yield replace(event, closure=self.closures[entry.name])
 
-    def to_bytes(self) -> bytes:
-        """Return the index as it is written: the same bytes for the same entries."""
-        return index_bytes(self.entries.values(), self.what)
-
 
 def index_bytes(entries: Iterable[LayoutEntry], what: str) -> bytes:
     """Return entries as the document that `index.json` is."""
@@ -200,7 +191,15 @@ def index_bytes(entries: Iterable[LayoutEntry], what: str) -> bytes:
 def read_entries(data: bytes, what: str) -> list[LayoutEntry]:
     """Return the entries of an index; any fault refuses them all."""
     issues: list[Issue] = []
-    rows = enumerate(_rows(data, issues))
+    document: JsonObject = {}
+    try:
+        document = as_object(read_json(data, max_bytes=MAX_INDEX, max_values=_MAX_VALUES))
+        # Some programs that copy layouts leave out the type, which may be left out.
+        if document.get("schemaVersion") != 2 or document.get("mediaType", INDEX_TYPE) != INDEX_TYPE:  # noqa: PLR2004 - the specification's number
+            issues.append(Issue("", f"it is not of the type {INDEX_TYPE}", _AGAIN))
+    except NotJson as fault:
+        issues.append(Issue("", str(fault), _AGAIN))
+    rows = enumerate(as_list(document.get("manifests")))
     entries = [LayoutEntry.read(row, f"manifests[{number}]", issues) for number, row in rows]
     if len({entry.name for entry in entries}) != len(entries):
         issues.append(Issue("manifests", "it lists a version twice", _AGAIN))
@@ -212,18 +211,6 @@ def read_entries(data: bytes, what: str) -> list[LayoutEntry]:
 def _ordered(what: str, entries: Iterable[LayoutEntry]) -> LayoutIndex:
     ordered = order(entries, what=what)
     return LayoutIndex(what, {entry.name: entry for entry in ordered}, closures(ordered, what=what))
-
-
-def _rows(data: bytes, issues: list[Issue]) -> Sequence[Json]:
-    try:
-        document = as_object(read_json(data, max_bytes=MAX_INDEX, max_values=_MAX_VALUES))
-    except NotJson as fault:
-        issues.append(Issue("", str(fault), _AGAIN))
-        return ()
-    # Some programs that copy layouts leave out the type, which may be left out.
-    if document.get("schemaVersion") != 2 or document.get("mediaType", INDEX_TYPE) != INDEX_TYPE:  # noqa: PLR2004 - the specification's number
-        issues.append(Issue("", f"it is not of the type {INDEX_TYPE}", _AGAIN))
-    return as_list(document.get("manifests"))
 
 
 def apply_status(by_name: dict[VersionName, LayoutEntry], events: Sequence[RegistryEvent], what: str) -> None:
@@ -302,10 +289,7 @@ class Layout:
     def write(
         self, releases: Sequence[CheckedRelease], events: Sequence[RegistryEvent] = ()
     ) -> tuple[PublishResult, ...]:
-        """Add versions, then apply status events. Versions that are already stored stay as they are.
-
-        Only checked releases are accepted. Different content for a stored version is a conflict.
-        """
+        """Add checked versions, then apply status events; other content for a stored version is a conflict."""
         require_checked(releases)
         encoded = [encode(release) for release in releases]
         entries = [LayoutEntry.of(release, artifact) for release, artifact in zip(releases, encoded, strict=True)]
@@ -326,7 +310,7 @@ class Layout:
             before = self._index()
             grown = before.grown(entries, events)
             new = [artifacts[entry.artifact] for name, entry in grown.entries.items() if name not in before.entries]
-            data = grown.to_bytes()
+            data = index_bytes(grown.entries.values(), grown.what)
             with below(folder, *_BLOBS) as blobs:
                 _put_blobs(blobs, new)
             put_file(folder, _INDEX, data, is_durable=True)
@@ -372,7 +356,8 @@ class Layout:
             if _stamp(folder) == _ABSENT:  # a first write was ended before its last step
                 return LayoutIndex(str(self.folder))
             raise self._refused(_INDEX, str(fault.args[0])) from None
-        return LayoutIndex.read(data, f"{self.folder}/{_INDEX}")
+        what = f"{self.folder}/{_INDEX}"
+        return _ordered(what, read_entries(data, what))
 
     def _releases(self, folder: int, entries: Sequence[LayoutEntry]) -> tuple[CheckedRelease, ...]:
         releases: list[CheckedRelease] = []
@@ -434,15 +419,12 @@ def _put_blobs(folder: int, artifacts: Sequence[Artifact]) -> None:
     there = set(os.listdir(folder))
     for digest, data in {**blobs, **{artifact.digest: artifact.manifest for artifact in artifacts}}.items():
         name = digest.removeprefix("sha256:")
-        if name not in there or not _holds(folder, name, data):
+        try:
+            is_whole = name in there and read_file(folder, name, limit=len(data)) == data
+        except LookupError:
+            is_whole = False
+        if not is_whole:
             put_file(folder, name, data)
-
-
-def _holds(folder: int, name: str, data: bytes) -> bool:
-    try:
-        return read_file(folder, name, limit=len(data)) == data
-    except LookupError:
-        return False
 
 
 def _not_a_layout(folder: Path, reason: str) -> Conflict:

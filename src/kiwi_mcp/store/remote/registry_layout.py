@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import cast
 
-from msgspec import Struct
-
 from kiwi_mcp.domain.errors import InvalidRequest, NamespaceDenied, NotFound, TooLarge, VersionConflict
 from kiwi_mcp.domain.registry import (
     ItemName,
@@ -19,7 +17,6 @@ from kiwi_mcp.domain.registry import (
     is_digest,
     is_same_content,
 )
-from kiwi_mcp.store.database import Row
 from kiwi_mcp.store.registry.registry import Registry
 from kiwi_mcp.store.registry.rows import EXECUTABLE, VisibilityFilter, chunks, filled, placeholders, read_blob
 from kiwi_mcp.store.remote.artifact import (
@@ -50,30 +47,24 @@ from tool_version_files f cross join tool_versions v cross join tools t
 where f.sha256 = ? and v.id = f.tool_version_id and t.id = v.tool_id and $sees limit 1"""
 
 
-class StoredArtifact(Struct, frozen=True):
-    """The manifest of a stored version's artifact: its digest and its size."""
-
-    digest: str
-    size: int
-
-
 class ArtifactCache:
     """The artifacts of stored versions by version id; a version is sealed, so an entry stays true."""
 
     def __init__(self) -> None:
-        self._artifacts: dict[str, StoredArtifact] = {}
+        self._artifacts: dict[str, tuple[str, int]] = {}
+        """The digest and the size of the manifest of each artifact."""
         self._ids: dict[str, str] = {}
 
     def version_with(self, digest: str) -> str | None:
         """Return the id of the version with the artifact of this digest."""
         return self._ids.get(digest)
 
-    def artifacts_of(self, registry: Registry, versions: Sequence[VersionInfo]) -> Mapping[str, StoredArtifact]:
+    def artifacts_of(self, registry: Registry, versions: Sequence[VersionInfo]) -> Mapping[str, tuple[str, int]]:
         """Return the artifacts of versions, by version id."""
         for version, manifest in _manifests(registry, [one for one in versions if one.id not in self._artifacts]):
-            artifact = StoredArtifact(digest_of(manifest), len(manifest))
-            self._artifacts[version.id] = artifact
-            self._ids[artifact.digest] = version.id
+            digest = digest_of(manifest)
+            self._artifacts[version.id] = (digest, len(manifest))
+            self._ids[digest] = version.id
         return self._artifacts
 
 
@@ -90,7 +81,11 @@ class RegistryLayout:
         versions = registry.named_anywhere(tool_id) if tool_id else registry.find(is_all_versions=True)
         artifacts = self._cache.artifacts_of(registry, versions)
         status = _status(versions, all_events(registry, tool_id=tool_id))
-        return index_bytes((_entry(one, artifacts[one.id], status[one.name]) for one in versions), "the registry")
+        entries = (
+            LayoutEntry(VersionAnnotations.of(one), one.digest, *artifacts[one.id], status[one.name], one.closure)
+            for one in versions
+        )
+        return index_bytes(entries, "the registry")
 
     def blob(self, digest: str) -> bytes:
         """Return the bytes of a digest, if a version that the actor may see has them."""
@@ -101,9 +96,16 @@ class RegistryLayout:
             if is_digest(digest) and rows:
                 text, *key = cast("tuple[str | None, ...]", rows[0])
                 return text.encode() if text is not None else read_blob(database, str(key[0]))
-        if (manifest := self._manifest(digest)) is None:
-            raise NotFound(f"The registry has no blob {digest[:80]}.", suggestion="Read the index again.")
-        return manifest
+        registry = self._registry
+        if self._cache.version_with(digest) is None:  # the server started again since the index was read
+            self._cache.artifacts_of(registry, registry.find(is_all_versions=True))
+        try:
+            if (version := self._cache.version_with(digest)) is not None:
+                ((_, manifest),) = _manifests(registry, [registry.get(version)])
+                return manifest
+        except NotFound:
+            pass  # the actor may not see it
+        raise NotFound(f"The registry has no blob {digest[:80]}.", suggestion="Read the index again.")
 
     def push(self, data: bytes, read: Read, check: Check) -> Sequence[PublishResult]:
         """Publish the versions of an index that are new here, and apply its status notes: all of it, or nothing.
@@ -156,19 +158,6 @@ class RegistryLayout:
                 )
         return sorted(events, key=lambda event: event.at)
 
-    def _manifest(self, digest: str) -> bytes | None:
-        """Return the manifest of an artifact; None where there is none, or the actor may not see it."""
-        registry = self._registry
-        if self._cache.version_with(digest) is None:  # the server started again since the index was read
-            self._cache.artifacts_of(registry, registry.find(is_all_versions=True))
-        if (version := self._cache.version_with(digest)) is None:
-            return None
-        try:
-            ((_, manifest),) = _manifests(registry, [registry.get(version)])
-        except NotFound:
-            return None
-        return manifest
-
 
 def _manifests(registry: Registry, versions: Sequence[VersionInfo]) -> Iterator[tuple[VersionInfo, bytes]]:
     """Yield versions with the manifests of their artifacts, from rows alone: no file is read."""
@@ -181,19 +170,11 @@ def _manifests(registry: Registry, versions: Sequence[VersionInfo]) -> Iterator[
             files[id_].append(BlobFile(path, f"sha256:{sha256}", int(size), mode == EXECUTABLE))
         stated = {str(row[0]): row for row in registry.database.read(filled(_STATEMENTS, marks=marks), ids)}
         for version in some:
-            yield version, _manifest_of(version, stated[version.id], files[version.id])
-
-
-def _manifest_of(version: VersionInfo, stated: Row, files: list[BlobFile]) -> bytes:
-    _, statement, text, sha256 = cast("tuple[str, str, str | None, str | None]", stated)
-    if text is not None:  # a manifest that is a file of its own
-        files.append(BlobFile(version.place.rpartition("/")[2], f"sha256:{sha256}", len(text.encode())))
-    return encode_manifest(version, len(statement.encode()), files)
-
-
-def _entry(version: VersionInfo, artifact: StoredArtifact, status: StatusNotes) -> LayoutEntry:
-    annotations = VersionAnnotations.of(version)
-    return LayoutEntry(annotations, version.digest, artifact.digest, artifact.size, status, version.closure)
+            own = files[version.id]
+            _, statement, text, sha256 = cast("tuple[str, str, str | None, str]", stated[version.id])
+            if text is not None:  # a manifest that is a file of its own
+                own.append(BlobFile(version.place.rpartition("/")[2], f"sha256:{sha256}", len(text.encode())))
+            yield version, encode_manifest(version, len(statement.encode()), own)
 
 
 def _status(versions: Sequence[VersionInfo], events: Iterator[RegistryEvent]) -> Mapping[VersionName, StatusNotes]:

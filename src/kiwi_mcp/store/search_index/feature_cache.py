@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf
 from time import monotonic, time
 
 from kiwi_mcp.domain.cards import CardFeatures
 from kiwi_mcp.domain.errors import KiwiError
-from kiwi_mcp.store.database import Database, Transaction, Value, within
+from kiwi_mcp.store.database import Database, Value, quick_transaction, within
 from kiwi_mcp.store.registry.rows import chunks, placeholders
 
 MAX_ENTRIES = 300_000
@@ -75,7 +75,7 @@ class FeatureCache:
             for some in chunks(features.items()):
                 values: list[Value] = [value for digest, one in some for value in (digest, *one, today)]
                 rows = ", ".join(["(?, ?, ?, ?)"] * len(some))
-                with self._writing() as transaction:
+                with quick_transaction(self.database, _TIMEOUT) as transaction:
                     transaction.write(f"{_ADD} {rows} {_REPAIR}", values)
         if monotonic() - self._maintained > _MAINTAINED:
             self.maintain()
@@ -90,7 +90,10 @@ class FeatureCache:
         self._maintained = monotonic()
         used, self._used = self._used, set()
         with self._tolerated():
-            self._write_used(used)
+            today = self._today()
+            for some in chunks(used):
+                with quick_transaction(self.database, _TIMEOUT) as transaction:
+                    transaction.write(f"{_USE} ({placeholders(some)})", (today, today - _RECORDED_DAYS, *some))
             self._remove(self._today() - UNUSED_DAYS)
             ((count,),) = self.database.read("select count(*) from sheets")
             if int(str(count)) > self._max_entries:
@@ -105,25 +108,9 @@ class FeatureCache:
                     if used_on < fresh:
                         self._used.add(digest)
 
-    def _write_used(self, digests: Iterable[bytes]) -> None:
-        today = self._today()
-        for some in chunks(digests):
-            with self._writing() as transaction:
-                transaction.write(f"{_USE} ({placeholders(some)})", (today, today - _RECORDED_DAYS, *some))
-
     def _remove(self, before: int, limit: int = _MAX_REMOVED) -> None:
-        with self._writing() as transaction:
+        with quick_transaction(self.database, _TIMEOUT) as transaction:
             transaction.write(_OLDEST, (before, min(limit, _MAX_REMOVED)))
-
-    @contextmanager
-    def _writing(self) -> Iterator[Transaction]:
-        """Begin a transaction, without waiting for the disk where possible: a cache that is lost is made again."""
-        with self.database.transaction_now() as transaction:
-            if transaction is not None:
-                yield transaction
-                return
-        with self.database.transaction() as transaction:
-            yield transaction
 
     @contextmanager
     def _tolerated(self) -> Iterator[None]:

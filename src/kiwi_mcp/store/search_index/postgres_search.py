@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import zip_longest
 from types import MappingProxyType
@@ -71,18 +71,15 @@ def quoted(lexeme: str) -> str:
     return f"'{escaped}'"
 
 
-def heaviest(stems: Mapping[str, float]) -> Mapping[str, float]:
-    """Return the stems of a query with the largest weights."""
-    return dict(sorted(stems.items(), key=lambda one: -one[1])[:MAX_STEMS])
-
-
 def choose_lexemes(stems: Mapping[str, float], held: Mapping[str, int], most: int) -> Sequence[str]:
     """Return the lexemes that find the best matches: the most significant first, as long as few items contain them.
 
     `held` says how many items contain each lexeme. An item that only contains very common words is not found by them,
     unless the request has no other words.
     """
-    worth = [(weight * usual, lexeme) for lexeme, weight, usual in _choices(stems) if held.get(lexeme)]
+    choices = [(weight * _USUAL[-1], strong(stem)) for stem, weight in stems.items()]
+    choices += [(weight * _USUAL[0], stem) for stem, weight in stems.items()]
+    worth = [(value, lexeme) for value, lexeme in choices if held.get(lexeme)]
     chosen: list[str] = []
     left = most
     for _, lexeme in sorted(worth, reverse=True):
@@ -92,12 +89,6 @@ def choose_lexemes(stems: Mapping[str, float], held: Mapping[str, int], most: in
             chosen.append(lexeme)
             left -= held[lexeme] - again
     return chosen or sorted((lexeme for _, lexeme in worth), key=lambda lexeme: held[lexeme])[:1]
-
-
-def _choices(stems: Mapping[str, float]) -> Iterable[tuple[str, float, float]]:
-    for stem, weight in stems.items():
-        yield strong(stem), weight, _USUAL[-1]
-        yield stem, weight, _USUAL[0]
 
 
 COORDINATES = 384
@@ -221,7 +212,10 @@ class PostgresSearch:
         statement = filled(_FOUND, found=found, sees=self._visibility.listed)
         with within(_TIMEOUT):
             rows = self._database.read(statement, (self._model, *values, *self._visibility.members))
-        return [self._candidate(row) for row in rows]
+        return [
+            SearchCandidate(to_listed(tuple(listed), self._database), bytes.fromhex(str(text_hash)), words, vector)
+            for *listed, text_hash, words, vector in cast("Sequence[tuple[str, str, bytes, bytes]]", rows)
+        ]
 
     def fresh(self, most: int) -> Sequence[VersionInfo]:
         """Return the items published last that are not in the index yet."""
@@ -234,7 +228,7 @@ class PostgresSearch:
     def _by_words(
         self, stems: Mapping[str, float], limit: int, wanted: CandidateFilter
     ) -> Sequence[tuple[str, Sequence[Value]]]:
-        heavy = heaviest(stems)
+        heavy = dict(sorted(stems.items(), key=lambda one: -one[1])[:MAX_STEMS])
         held = self._held([*heavy, *map(strong, heavy)]) if heavy else {}
         asked = choose_lexemes(heavy, held, self._max_matches)
         if not asked:
@@ -278,13 +272,6 @@ class PostgresSearch:
         with within(_TIMEOUT):
             rows = self._database.read(_HELD, (self._model, self._database.encode_list(lexemes)))
         return {str(lexeme): int(str(held)) for lexeme, held in rows}
-
-    def _candidate(self, row: Sequence[Value]) -> SearchCandidate:
-        *listed, text_hash, words, vector = row
-        digest = bytes.fromhex(str(text_hash))
-        return SearchCandidate(
-            to_listed(tuple(listed), self._database), digest, cast("bytes", words), cast("bytes", vector)
-        )
 
 
 def compares_vectors(database: Database) -> bool:

@@ -86,14 +86,8 @@ class RecallStore:
         """Store an entry in place of the queries `instead` of its item; the oldest entries over a limit are removed."""
         key = self._key(actor)
         place = (*key, clean(entry.project), clean(entry.item))
-        row = (
-            *place,
-            clean(entry.request[:MAX_LENGTH]),
-            int(entry.is_run),
-            entry.at,
-            clean(entry.encoder),
-            entry.vector,
-        )
+        request = clean(entry.request[:MAX_LENGTH])
+        row = (*place, request, int(entry.is_run), entry.at, clean(entry.encoder), entry.vector)
         with within(_TIMEOUT), self.database.transaction() as transaction:
             for request in instead:
                 transaction.write(_DROP, (*place, request))
