@@ -40,7 +40,10 @@ CALLS: Mapping[str, tuple[str, JsonObject, str]] = {
         {"entities": [{"name": "Ann", "entityType": "person", "observations": ["likes tea"]}]},
         "likes tea",
     ),
-    "git": ("git_status", {"repo_path": "{project}"}, "new file:   tea.txt"),
+    "git": ("git_commit", {"repo_path": "{project}", "message": "by a server"}, "committed"),
+    "git:branch": ("git_create_branch", {"repo_path": "{project}", "branch_name": "tea"}, "Created branch"),
+    "git:checkout": ("git_checkout", {"repo_path": "{project}", "branch_name": "tea"}, "Switched to branch"),
+    "git:add": ("git_add", {"repo_path": "{project}", "files": ["new.txt"]}, "staged"),
     "filesystem": ("write_file", {"path": "{home}/files/note.txt", "content": "tea"}, "Successfully"),
     "time": ("get_current_time", {"timezone": "Asia/Tokyo"}, "Asia/Tokyo"),
     "everything": ("echo", {"message": "hi"}, "Echo: hi"),
@@ -54,7 +57,7 @@ CALLS: Mapping[str, tuple[str, JsonObject, str]] = {
     # Node trusts no certificate of a stand-in: the call ends when the host has been reached and greeted.
     "github": ("search_repositories", {"query": "kiwi"}, "fetch failed"),
 }
-"""The main function of each server, its arguments, and what its answer contains."""
+"""The main function of each server (`SERVER:more` for others), its arguments, and what its answer contains."""
 
 
 class Owner:
@@ -90,7 +93,8 @@ def called(project: Path, owner: Owner, calls: Mapping[str, tuple[str, JsonObjec
         found = {}
         async with asyncio.timeout(300), Client(stdio_client(server), elicitation_callback=owner.answer) as client:
             for name, (tool, parameters, _) in calls.items():
-                words = {"item_id": f"mcp/{name}/{tool}", "parameters": parameters, "project_path": str(project)}
+                server_name = name.partition(":")[0]
+                words = {"item_id": f"mcp/{server_name}/{tool}", "parameters": parameters, "project_path": str(project)}
                 found[name] = (await client.call_tool("execute", words)).structured_content
         return found
 
@@ -110,6 +114,11 @@ def repository(project: Path) -> None:
     subprocess.run([*git, "init", "-q"], check=True, timeout=30)
     (project / "tea.txt").write_text("tea")
     subprocess.run([*git, "add", "tea.txt"], check=True, timeout=30)
+
+
+def git_says(project: Path, *words: str) -> list[str]:
+    done = subprocess.run(["git", "-C", str(project), *words], check=True, capture_output=True, text=True, timeout=30)
+    return done.stdout.splitlines()
 
 
 def worked(project: Path, home: Path, names: list[str], start: str = "", **places: str) -> Owner:
@@ -141,8 +150,11 @@ def test_two_imported_servers_do_their_work(project: Path, home: Path) -> None:
     rows = {as_text(row["server"]): row for row in map(as_object, as_list(done["servers"]))}
     assert rows["memory"]["may_change"] == "~/mem"
     assert (rows["git"]["may_reach"], rows["git"]["allow"]) == ("no network", "kiwi mcp allow git --host HOST")
-    owner = worked(project, home, ["memory", "git"])
-    assert owner.approved == 2
+    (project / "new.txt").write_text("new")
+    owner = worked(project, home, ["memory", *(name for name in CALLS if name.startswith("git") and name != "github")])
+    assert owner.approved == 5
+    assert git_says(project, "log", "--format=%s", "tea") == ["by a server"]
+    assert {"## tea", "A  new.txt"} <= {*git_says(project, "status", "--short", "--branch")}
     assert "likes tea" in (home / "mem/memory.json").read_text()
 
 

@@ -82,6 +82,8 @@ class SandboxProfile(Struct, frozen=True):
     private_hosts: tuple[str, ...] = ()
     """Hosts that the owner granted although their addresses are not public; the others are reached at public ones."""
     limits: ResourceLimits = field(default_factory=ResourceLimits)
+    git_copies: tuple[tuple[str, str], ...] = ()
+    """The git folders at the top of writable folders, each with the copy that it sees and may change instead."""
     closed: tuple[str, ...] = ()
     """Folders with untrusted files. A program in them is readable, but not the files around it.
 

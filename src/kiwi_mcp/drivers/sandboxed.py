@@ -86,7 +86,8 @@ class Sandbox(Struct, frozen=True):
 
     def _watch_of(self, confined: Launch) -> Callable[[], str] | None:
         """Return what watches a process: the quota of the folders that it writes to, and its memory."""
-        files = quota(self.profile.writable, self.profile.limits) if self.profile.writable else None
+        folders = (*self.profile.writable, *(copy for _, copy in self.profile.git_copies))
+        files = quota(folders, self.profile.limits) if folders else None
         memory = confined.watch
         if files is None or memory is None:
             return files or memory

@@ -26,6 +26,8 @@ from kiwi_mcp.sandbox.linux import open_beneath
 
 _ITS_OWN = ("/", "/dev", "/etc", "/proc", "/run", "/sys", "/tmp")  # noqa: S108 - names of places, nothing is written
 """Folders of which every private file system has its own."""
+OBJECTS = "kiwi-objects"
+"""The name under which a copy of a git folder has the objects of the real one."""
 _NEVER = ("/dev/", "/proc/", "/sys/")
 _NAME_IT = "Name a folder or a file of your own by its real path, without links on the way."
 
@@ -95,16 +97,32 @@ def _reason(fault: OSError) -> str:
 
 
 def protected_grants(
-    grants: Sequence[OpenedGrant], base: BaseFileSystem, keep: ExitStack, projects: Sequence[str] = ()
+    grants: Sequence[OpenedGrant],
+    base: BaseFileSystem,
+    keep: ExitStack,
+    projects: Sequence[str] = (),
+    git_copies: Sequence[tuple[str, str]] = (),
 ) -> Iterator[OpenedGrant]:
     """Yield the protected names at the top of writable folders, open, to be mounted read-only.
 
-    `projects` are folders that Kiwi reads settings from: one inside a writable folder is protected like its top.
+    `projects` are folders that Kiwi reads settings from: one inside a writable folder is protected like its top. A git
+    folder that has a copy is covered by it.
     """
+    copies = dict(git_copies)
     for grant in grants:
         if grant.is_writable and grant.is_folder:
             for top in (grant, *_projects_in(grant, projects, keep)):
-                yield from _protected_in(top, base, keep)
+                for one in _protected_in(top, base, keep):
+                    yield from _copied(one, copies[one.path], keep) if one.path in copies else (one,)
+
+
+def _copied(git: OpenedGrant, copy: str, keep: ExitStack) -> Iterator[OpenedGrant]:
+    """Yield the copy of a git folder as writable, and the objects of the real one in it."""
+    covering = _open_grant(copy, keep, is_writable=True, is_shown=False)
+    yield OpenedGrant(git.path, covering.descriptor, is_writable=True, is_folder=True, owner=covering.owner)
+    objects = open_beneath(git.descriptor, "objects", os.O_PATH)
+    keep.callback(os.close, objects)
+    yield _read_only(f"{git.path}/{OBJECTS}", objects)
 
 
 def _projects_in(grant: OpenedGrant, projects: Sequence[str], keep: ExitStack) -> Iterator[OpenedGrant]:
@@ -261,7 +279,8 @@ def prepare(spec: ProcessSpec, profile: SandboxProfile, keep: ExitStack) -> Proc
     state = (own.st_ino, own.st_ctime_ns, target.st_dev, target.st_ino, target.st_ctime_ns)
     program = known_program(found, state, base_profile().covers, around)
     granted = open_grants(profile, program.roots, keep)
-    shields = protected_grants(granted, base_profile(), keep, profile.closed) if profile.writable else ()
+    copies = profile.git_copies
+    shields = protected_grants(granted, base_profile(), keep, profile.closed, copies) if profile.writable else ()
     # It starts where it was to, if that or something in it was granted, else in its home. What is given of a folder
     # lies in it under its own name, so that paths that begin in the folder lead there.
     folder, inside_it = HOME, f"{spec.cwd.rstrip('/')}/"

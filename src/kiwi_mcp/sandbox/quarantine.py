@@ -59,12 +59,14 @@ class Findings(Struct, frozen=True):
     moved: tuple[Moved, ...] = ()
     unclaimed: tuple[str, ...] = ()
     unsearched: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What else the owner should know."""
 
     def __add__(self, other: Findings) -> Findings:
         """Return both together, each path once."""
         unclaimed = tuple(dict.fromkeys((*self.unclaimed, *other.unclaimed)))
         unsearched = tuple(dict.fromkeys((*self.unsearched, *other.unsearched)))
-        return Findings((*self.moved, *other.moved), unclaimed, unsearched)
+        return Findings((*self.moved, *other.moved), unclaimed, unsearched, (*self.notes, *other.notes))
 
     def to_json(self) -> JsonObject:
         """Return what results and records show; empty if no file was moved."""
@@ -75,6 +77,7 @@ class Findings(Struct, frozen=True):
 
     def warnings(self) -> Iterator[str]:
         """Yield the warnings for the owner, with the command that restores a file."""
+        yield from self.notes
         moved = [one for one in self.moved if one.place]
         if moved:
             back = ", ".join(
@@ -163,6 +166,11 @@ class NameWatch:
             if self._calls:
                 return Findings()
         return self.take_news()
+
+    def note(self, text: str) -> None:
+        """Add something that the owner should know."""
+        with self._lock:
+            self._news += Findings(notes=(text,))
 
     def take_news(self) -> Findings:
         """Return the findings since the last call of this method."""

@@ -174,7 +174,7 @@ def test_another_sandbox_is_another_process(held: Bench, folder: Path) -> None:
         (f'File "{pathlib.__file__}", line 1 in open: No such file or directory', ""),
         ("request to https://api.example.test/v1 failed: getaddrinfo ENOTFOUND", "--host api.example.test"),
         ("EROFS: read-only file system, open '{path}/memory.json.7c25.tmp'", "--write {path}"),
-        ("fatal: Unable to create '{path}/.git/index.lock': Read-only file system", ""),
+        ("fatal: Unable to create '{path}/.git/index.lock': Read-only file system", "--write {path}"),
         ("EACCES: permission denied, mkdir '{path}/new'", "--write {path}"),
         (
             "connect ENETUNREACH 140.82.121.6:443 - Local (0.0.0.0:0) https://api.example.test",

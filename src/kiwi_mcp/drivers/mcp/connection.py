@@ -352,15 +352,23 @@ class ServerConnection:
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """Move settings of other programs that the server's process creates during the block to quarantine."""
+        """Move settings of other programs that the server's process creates during the block to quarantine.
+
+        What it commits is taken over into the owner's repository.
+        """
         watch = self._wire.watch if self._wire is not None else None
-        if watch is None or not watch.folders:
+        if self._wire is None or watch is None or not watch.folders:
             yield
             return
+        copies = self._wire.git_copies
         try:
+            for copy in copies:
+                await completed(copy.refresh())
             await completed(asyncio.to_thread(watch.open_call))
             yield
         finally:
+            for copy in copies:
+                await completed(copy.take_over(watch.note))
             await completed(asyncio.to_thread(watch.close_call))
 
     def quarantined(self) -> Findings:

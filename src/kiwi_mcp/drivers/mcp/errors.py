@@ -85,9 +85,7 @@ def _paths(server: ServerConfig, said: str) -> Iterator[str]:
     seen = (*server.profile.readable, *server.profile.writable, *_brought(server))
     for text in dict.fromkeys(_PATH.findall(said)):
         path = Path(os.path.realpath(text.rstrip(".")))
-        if ".git" in path.parts:
-            if is_fixed:  # a git folder is read-only, whatever is allowed
-                continue
+        if ".git" in path.parts:  # what a git server writes is given with its repository
             path = Path(*path.parts[: path.parts.index(".git")])
         # What is nowhere is to be made, which takes the folder around it.
         is_made = is_fixed or not path.exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Protocol, Self
 from urllib.parse import urljoin
@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.plan import HttpSpec, ProcessSpec
+from kiwi_mcp.drivers.git_copy import GitCopy, git_copies
 from kiwi_mcp.drivers.mcp.oauth.account import AccountBearer, account_of
 from kiwi_mcp.drivers.mcp.server import ServerConfig
 from kiwi_mcp.drivers.output import NotJsonOutput, parse
@@ -199,6 +200,8 @@ class ServerStreams(Struct, frozen=True):
     """What its process sent and received since this was asked last."""
     watch: NameWatch | None = None
     """What looks for settings of other programs that its process leaves behind; None where it has no process."""
+    git_copies: tuple[GitCopy, ...] = ()
+    """The git folders that its process has a copy of."""
 
 
 def opened(server: ServerConfig, secrets: Mapping[str, str]) -> AbstractAsyncContextManager[ServerStreams]:
@@ -225,15 +228,22 @@ async def _piped(server: ServerConfig, spec: ProcessSpec, secrets: Mapping[str, 
         # The files that its command names are already in its sandbox; what Kiwi installed for it is added here.
         made = tuple(path for path in seen.readable if server.package and is_in(path, server.package.folder))
         profile, spec = replace(profile, readable=(*profile.readable, *made)), seen.spec
-    held = await open_sandbox(profile, server.space)
-    async with held.talking(spec, secrets=secrets, longest_line=server.max_bytes) as process:
+    async with AsyncExitStack() as keep:
+        copies = await keep.enter_async_context(git_copies(profile, server.space.cache))
+        profile = replace(profile, git_copies=tuple((one.git, str(one.folder)) for one in copies))
+        held = await open_sandbox(profile, server.space)
+        talking = held.talking(spec, secrets=secrets, longest_line=server.max_bytes)
+        process = await keep.enter_async_context(talking)
 
         async def send(message: bytes) -> None:
             process.send(message + b"\n")
 
         inbound = ServerReader(process.line)
         response = process.complaints, process.ending, lambda: inbound.noise
-        yield ServerStreams(inbound, ServerWriter(send), *response, held.traffic.refused, held.traffic.news, held.watch)
+        traffic = held.traffic
+        yield ServerStreams(
+            inbound, ServerWriter(send), *response, traffic.refused, traffic.news, held.watch, git_copies=copies
+        )
 
 
 @asynccontextmanager

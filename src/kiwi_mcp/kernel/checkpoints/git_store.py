@@ -21,16 +21,12 @@ from msgspec.structs import replace
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import CommandMissing, Unavailable
 from kiwi_mcp.domain.patterns import lazy_pattern
-from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.domain.times import is_run_id
+from kiwi_mcp.drivers.git import git_failed, run_git
 from kiwi_mcp.kernel.checkpoints.change_record import CheckpointRecord
 from kiwi_mcp.kernel.checkpoints.copies import ALGORITHM
-from kiwi_mcp.kernel.checkpoints.file_tree import LARGEST, SECONDS, FileState, Snapshot, content
+from kiwi_mcp.kernel.checkpoints.file_tree import LARGEST, FileState, Snapshot, content
 from kiwi_mcp.kernel.paths import AUDIT_KEY
-from kiwi_mcp.manifest.templates import escape
-from kiwi_mcp.primitives.process import run
-from kiwi_mcp.primitives.process.run import ProcessResult
-from kiwi_mcp.primitives.process.spawn import search_path
 from kiwi_mcp.primitives.secrets.key_storage import Mac
 
 SECRETS = (
@@ -59,24 +55,8 @@ def is_left_out(path: str) -> bool:
 
 
 REFS = "refs/kiwi/checkpoints/"
-_MOST_OUTPUT = 64_000_000
 _BATCH = 32_000_000
 _STALE = 86_400.0
-_CAREFUL = (
-    "--no-pager", "--no-replace-objects", "--no-optional-locks",
-    *(word for setting in (
-        "core.fsmonitor=false", "core.untrackedCache=false", "core.hooksPath=/dev/null",
-        "core.logAllRefUpdates=false", "core.splitIndex=false", "index.sparse=false", "gc.auto=0",
-        "core.protectNTFS=false", "core.protectHFS=false", "i18n.commitEncoding=UTF-8", "protocol.allow=never",
-        "safe.bareRepository=explicit",
-    ) for word in ("-c", setting)),
-)  # fmt: skip
-"""A repository's own settings may name programs: none of them is started, and nothing is fetched."""
-_IDENTITY = {
-    f"GIT_{who}_{word}": value
-    for who in ("AUTHOR", "COMMITTER")
-    for word, value in (("NAME", "Kiwi"), ("EMAIL", "kiwi@localhost"))
-}
 _GITLINK = "160000"
 _FORM = b"kiwi-checkpoint-v1"
 """What a mark is made for: the key marks the ends of the chains of receipts too."""
@@ -237,9 +217,9 @@ class Git(Struct, frozen=True):
         folder = cwd or str(self.space.project)
         # In another folder than the project git would look for another repository.
         where = (f"--git-dir={self.folder}", f"--work-tree={folder}") if cwd or self.is_private else ()
-        result = await _git((*where, *words), folder, stdin, env or {})
+        result = await run_git((*where, *words), folder, stdin, env or {})
         if result.exit_code != 0 or result.timed_out or result.is_truncated:
-            raise _failed(words[0], result)
+            raise git_failed(words[0], result)
         return result.stdout
 
 
@@ -277,9 +257,9 @@ async def _make_private(folder: Path) -> None:
     draft = folder.with_name(f".{token_hex(8)}")
     words = ("init", "-q", "--bare", "--template=", f"--object-format={ALGORITHM}", str(draft))
     try:
-        result = await _git(words, str(folder.parent))
+        result = await run_git(words, str(folder.parent))
         if result.exit_code != 0:
-            raise _failed("init", result)
+            raise git_failed("init", result)
         with suppress(OSError):  # another process made it at the same time
             draft.rename(folder)
     except CommandMissing as error:
@@ -295,13 +275,13 @@ async def repository(space: Space) -> Git | None:
     words = ("rev-parse", "--show-toplevel", "--absolute-git-dir", "--show-object-format")
     project = str(space.project)
     try:
-        result = await _git(words, project)
+        result = await run_git(words, project)
     except CommandMissing:
         return None
     if result.exit_code != 0:
         if b"not a git repository" in result.stderr or b"must be run in a work tree" in result.stderr:
             return None
-        raise _failed("rev-parse", result)
+        raise git_failed("rev-parse", result)
     match os.fsdecode(result.stdout).splitlines():
         case [top, folder, algorithm]:
             is_ignored = top != project and await _ignores(top, project)
@@ -311,44 +291,10 @@ async def repository(space: Space) -> Git | None:
 
 
 async def _ignores(top: str, project: str) -> bool:
-    result = await _git(("check-ignore", "-q", "--", project), top)
+    result = await run_git(("check-ignore", "-q", "--", project), top)
     if result.exit_code not in {0, 1}:
-        raise _failed("check-ignore", result)
+        raise git_failed("check-ignore", result)
     return result.exit_code == 0
-
-
-async def _git(
-    words: Sequence[str], cwd: str, stdin: bytes = b"", env: Mapping[str, str] | None = None
-) -> ProcessResult:
-    spec = ProcessSpec(
-        argv=("git", *_CAREFUL, *words),
-        cwd=cwd,
-        env={**_env(), **{name: escape(value) for name, value in (env or {}).items()}},
-        stdin=stdin,
-        timeout=SECONDS,
-        output_limit=2 * _MOST_OUTPUT,
-    )
-    return await run.run(spec)
-
-
-def _env() -> Mapping[str, str]:
-    """Return what git sees: where the owner's own settings are, for what they ignore, and no other variable."""
-    homes = {"HOME": os.environ.get("HOME", ""), "XDG_CONFIG_HOME": os.environ.get("XDG_CONFIG_HOME", "")}
-    return {
-        "PATH": escape(search_path()),
-        "LC_ALL": "C",
-        "GIT_TERMINAL_PROMPT": "0",
-        "GIT_NO_LAZY_FETCH": "1",
-        "GIT_ALLOW_PROTOCOL": "none",
-        **_IDENTITY,
-        **{name: escape(value) for name, value in homes.items() if value},
-    }
-
-
-def _failed(word: str, result: ProcessResult) -> Unavailable:
-    said = result.stderr.decode(errors="replace").strip().partition("\n")[0].rstrip(".")
-    reason = f"took longer than {SECONDS:.0f} seconds" if result.timed_out else said or "failed"
-    return Unavailable(f"`git {word}`: {reason}.", suggestion="See that `git status` works in the project.")
 
 
 @contextmanager
