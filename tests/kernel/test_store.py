@@ -48,7 +48,7 @@ def test_the_store_is_created_at_the_first_call_with_the_built_in_items(ann: Mac
     assert not (ann.user / "state").exists()
     (check,) = checks(ann)
     assert check["status"] == "ok"
-    assert "27 versions, as ann" in str(check["detail"])
+    assert "35 versions, as ann" in str(check["detail"])
     assert (ann.user / "state" / "registry.db").exists()
 
 

@@ -19,6 +19,8 @@ KiwiError
 │   ├── InvalidRequest
 │   ├── ProjectPathRequired
 │   ├── ProjectPathInvalid
+│   ├── PathInvalid
+│   ├── ReservedPath
 │   ├── TooLarge
 │   ├── NotCallable
 │   ├── ChainCycle
@@ -307,6 +309,32 @@ class ProjectPathInvalid(Invalid):
     """The project path is not a folder that Kiwi may use."""
 
     code, error = "project_path_invalid", "project_path is not usable"
+
+
+class PathInvalid(Invalid):
+    """A path does not lead to a file or a folder of the memory."""
+
+    code, error = "path_invalid", "Invalid path"
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(
+            f"{path!r:.200} {reason}.",
+            suggestion="Write a path such as `notes/tea.md`, without links.",
+            path=path[:200],
+        )
+
+
+class ReservedPath(Invalid):
+    """A path of the memory that only the owner changes."""
+
+    code, error, http_status = "reserved_path", "Reserved path", 403
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"{path!r:.200} is reserved: names that begin with a dot, and the owner's settings, are not used by tools.",
+            suggestion="Choose another path; the owner changes settings with an editor.",
+            path=path[:200],
+        )
 
 
 class TooLarge(Invalid):

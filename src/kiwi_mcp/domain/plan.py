@@ -99,6 +99,21 @@ class ReadSpec(Struct, frozen=True):
         return {"primitive": None, "path": self.path, "sha256": self.sha256}
 
 
+class ChangeSpec(Struct, frozen=True):
+    """One change of a file that Kiwi keeps for the owner; nothing runs."""
+
+    path: str
+    version: str
+    """The version of the file before the change."""
+    diff: str
+    asks_always: bool = False
+    """Whether no rule answers for the owner."""
+
+    def to_json(self) -> JsonObject:
+        """Return the change as a plan shows it."""
+        return {"primitive": None, "path": self.path, "version": self.version, "diff": self.diff}
+
+
 class Plan(Struct, frozen=True):
     """What a call will do: which identity, through which driver, by which single act of a primitive.
 
@@ -111,7 +126,7 @@ class Plan(Struct, frozen=True):
     driver: str
     chain: tuple[tuple[str, str], ...]
     """Identity and digest of every link, top to bottom."""
-    spec: ProcessSpec | HttpSpec | ReadSpec
+    spec: ProcessSpec | HttpSpec | ReadSpec | ChangeSpec
     inputs: JsonObject
     variables: tuple[str, ...] = ()
     """Every `${NAME}` the plan uses."""

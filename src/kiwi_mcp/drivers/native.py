@@ -8,8 +8,9 @@ from kiwi_mcp.domain.calls import Caller, Space
 from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import JsonObject, as_text
 from kiwi_mcp.domain.outcome import Outcome
-from kiwi_mcp.domain.plan import Plan, ReadSpec
+from kiwi_mcp.domain.plan import ChangeSpec, Plan, ReadSpec
 from kiwi_mcp.drivers.driver import Dispatch
+from kiwi_mcp.memory.files import FOLDER, planned, version_of
 
 
 class Native:
@@ -24,16 +25,21 @@ class Native:
         """Release nothing: nothing is open between calls."""
 
     def bind(self, chain: Chain, inputs: JsonObject, space: Space) -> Plan:
-        """Plan the call of the verb."""
+        """Plan the call of the verb; an item that changes the memory says what it will change."""
         tool, named = chain.tool, (one.tool for one in chain.references)
+        spec: ReadSpec | ChangeSpec = ReadSpec(path="", sha256="")
+        if tool.manifest.config.get("changes"):
+            root = space.user / FOLDER
+            change = planned(root, as_text(tool.manifest.config.get("action")), inputs)
+            spec = ChangeSpec(str(root / change.path), version_of(change.before), change.diff(), change.asks_always)
         return Plan(
             identity=tool.identity,
             tool_digest=tool.digest,
             driver=self.driver,
             chain=tuple((link.identity, link.digest) for link in (*chain.links, *named)),
-            spec=ReadSpec(path="", sha256=""),
+            spec=spec,
             inputs=inputs,
-            effect="idempotent",
+            effect="idempotent" if isinstance(spec, ReadSpec) else "at_most_once",
         )
 
     async def prepare(self, plan: Plan, chain: Chain, space: Space) -> None:
@@ -44,7 +50,8 @@ class Native:
     ) -> Outcome:
         """Call the verb; a refusal of it is raised."""
         config = chain.tool.manifest.config
-        request: JsonObject = {"action": as_text(config.get("action")), "arguments": plan.inputs}
+        seen = {"expected_version": plan.spec.version} if isinstance(plan.spec, ChangeSpec) else {}
+        request: JsonObject = {"action": as_text(config.get("action")), "arguments": {**plan.inputs, **seen}}
         return Outcome("success", result=await dispatch(as_text(config.get("verb")), request))
 
 

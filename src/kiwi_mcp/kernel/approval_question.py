@@ -14,7 +14,7 @@ from kiwi_mcp.domain.isolation import Provenance
 from kiwi_mcp.domain.items import Chain, Tool, ToolFile
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.patterns import lazy_pattern
-from kiwi_mcp.domain.plan import HttpSpec, Plan
+from kiwi_mcp.domain.plan import ChangeSpec, HttpSpec, Plan
 from kiwi_mcp.domain.records import Approval
 from kiwi_mcp.policy.external_code import known_as
 from kiwi_mcp.primitives.secrets.redaction import redact
@@ -182,8 +182,17 @@ def in_words(plan: Plan, chain: Chain, asked: Approval, doubt: str = "", way: st
         f"asked by: {_word(asked.actor)}{f' ({_word(way)})' if way else ''}",
         *([f"careful: {doubt}"] if doubt else []),
         *code_in_words(asked.plan.get("code")),
+        *(_difference(plan.spec.diff) if isinstance(plan.spec, ChangeSpec) else ()),
     ]
     return "\n".join(lines)
+
+
+def _difference(diff: str) -> Iterator[str]:
+    """Yield the lines of a change; nothing in them can begin a line of the question."""
+    yield "difference:" if diff else "difference: none"
+    yield from (f"{_INDENT}{visible(line)}" for line in diff[:_MOST_LETTERS].splitlines())
+    if len(diff) > _MOST_LETTERS:
+        yield f"  (not all of it: {len(diff):,} characters)"
 
 
 def answers_of(asked: Approval) -> tuple[str, ...]:

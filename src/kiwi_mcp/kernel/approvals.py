@@ -16,7 +16,7 @@ from kiwi_mcp.domain.errors import ApprovalRequired, Conflict, Denied, InvalidRe
 from kiwi_mcp.domain.isolation import Provenance
 from kiwi_mcp.domain.items import Chain, Tool
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
-from kiwi_mcp.domain.plan import Plan, ReadSpec
+from kiwi_mcp.domain.plan import ChangeSpec, Plan, ReadSpec
 from kiwi_mcp.domain.records import LIFETIME_MS, Approval, ApprovalRule, ApprovedBy, Effects
 from kiwi_mcp.domain.times import iso
 from kiwi_mcp.kernel.approval_question import ALWAYS, code_of, in_words, is_keepable, question_of, shown_plan
@@ -115,7 +115,8 @@ class ApprovalGate(Struct, frozen=True):
     def _rule(self, plan: Plan, chain: Chain, need: ApprovalNeed) -> ApprovalRule | None:
         # What others wrote is looked at once by the owner, whatever the rules say, and so is what may carry off files
         # after words of others were read.
-        if need.first_runs or need.is_tainted:
+        asks_always = isinstance(plan.spec, ChangeSpec) and plan.spec.asks_always  # models follow what is changed
+        if need.first_runs or need.is_tainted or asks_always:
             return None
         approvals = self._approvals()
         rules = approvals.rules()

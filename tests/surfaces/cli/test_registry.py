@@ -277,7 +277,7 @@ def test_lists_and_verification_are_readable(kiwi: Kiwi, filled: Machine) -> Non
     )
     assert len(json.loads(kiwi("registry", "list", "--type", "primitive", "--json").out)["items"]) == 2
     assert kiwi("verify").output == snapshot(
-        (0, [], ["Everything is as it was sealed: 30 versions in HOME/.ai/state/registry.db"])
+        (0, [], ["Everything is as it was sealed: 38 versions in HOME/.ai/state/registry.db"])
     )
     assert kiwi("verify", "tick").output == snapshot(
         (0, [], ["Everything is as it was sealed: 2 versions in HOME/.ai/state/registry.db"])
@@ -298,7 +298,7 @@ def test_remotes_are_added_shown_and_used(kiwi: Kiwi, filled: Machine) -> None:
         (
             0,
             [
-                "store: HOME/.ai/state/registry.db (30 versions)",
+                "store: HOME/.ai/state/registry.db (38 versions)",
                 "as: ann, in acme, public",
                 "remote: share  HOME/share",
                 "remote: team  https://kiwi.example.com",

@@ -132,6 +132,13 @@ VERBS: tuple[VerbFamily, ...] = (
         is_read_only=False,
     ),
     VerbFamily(
+        name="memory_tools",
+        verbs=dict.fromkeys(("read", "list", "search", "history", "export", "write", "edit", "delete"), "memory"),
+        description="What the memory tools do.",
+        is_native=True,
+        is_read_only=False,
+    ),
+    VerbFamily(
         name="runs",
         verbs=dict.fromkeys(("list", "show", "prune"), "runs"),
         description="What was run, with what outcome, and what each run gave.",
@@ -183,8 +190,9 @@ VERBS: tuple[VerbFamily, ...] = (
     ),
     VerbFamily(
         name="memory",
-        verbs=dict.fromkeys(("list", "show", "forget"), "recall"),
-        description="Which items were used after which searches, so that they are found sooner; list or forget them.",
+        verbs={**dict.fromkeys(("list", "show", "forget"), "recall"), **dict.fromkeys(("export", "import"), "memory")},
+        description="The owner's memory: export and import it. Which items were used after which searches, so that "
+        "they are found sooner; list or forget them.",
         is_read_only=False,
     ),
     VerbFamily(

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from glob import escape
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -321,11 +322,18 @@ class RuleAddRequest(Request, frozen=True, kw_only=True):
 async def add_rule(request: RuleAddRequest, context: VerbContext) -> RuleResponse:
     """Approve calls of an item beforehand."""
     catalogs = context.services.catalogs
+    request = replace(request, paths=_below_home(request.paths))
     if any(not path.startswith("/") for path in request.paths):
-        issue = Issue("paths", "is not absolute", "Begin it with `/`; links are followed before it is compared.")
+        issue = Issue(
+            "paths", "is not absolute", "Begin it with `/` or `~/`; links are followed before the comparison."
+        )
         raise Invalid("A rule names real paths.", suggestion=issue.fix, issues=[issue.to_json()])
     item, project = await catalogs.near.do(catalogs.space_if_any(None), partial(_items, request.item))
     return await asyncio.to_thread(_rule_added, request, item, project, context)
+
+
+def _below_home(paths: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{Path.home()}{path[1:]}" if path.startswith("~/") else path for path in paths)
 
 
 def _items(item: str, catalog: Catalog) -> tuple[str, str]:

@@ -55,7 +55,7 @@ def _list_view(response: RecallListResponse) -> Iterator[ViewItem]:
 
 
 @verb(
-    "list", group="recall", wire=("memory", "list"), access=ANYONE, records=False, aliases=("recall", "memory"),
+    "list", group="recall", wire=("memory", "list"), access=ANYONE, records=False, aliases=("recall",),
     shows=_list_view,
 )  # fmt: skip
 async def list_recall(request: RecallListRequest, context: VerbContext) -> RecallListResponse:
@@ -76,7 +76,7 @@ class RecallShowRequest(Request, frozen=True, kw_only=True):
 
 
 @verb(
-    "show", group="recall", wire=("memory", "show"), access=ANYONE, records=False, aliases=("memory show",),
+    "show", group="recall", wire=("memory", "show"), access=ANYONE, records=False,
     shows=_list_view,
 )  # fmt: skip
 async def show_recall(request: RecallShowRequest, context: VerbContext) -> RecallListResponse:
@@ -99,7 +99,7 @@ class RecallForgetResponse(Response, frozen=True, kw_only=True):
     message: str
 
 
-@verb("forget", group="recall", wire=("memory", "forget"), access=ANYONE, aliases=("memory forget",))
+@verb("forget", group="recall", wire=("memory", "forget"), access=ANYONE)
 async def forget_recall(request: RecallForgetRequest, context: VerbContext) -> RecallForgetResponse:
     """Forget all past searches, or those of one item."""
     entries = await _entries(request.item, context)

@@ -25,6 +25,7 @@ GROUPS = {
     "tasks": "Calls that continue in the background.",
     "audit": "Receipts of all calls, and a check that none was changed.",
     "prefer": "The tools, prompts and resources that clients see without searching.",
+    "memory": "Move your memory to another machine.",
     "recall": "What search learned from use.",
     "up": "Serve the registry and tools over HTTP.",
     "up token": "Tokens of those who may use the gateway.",

@@ -1,0 +1,181 @@
+"""memory: what the memory tools do; export and import of the whole memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import field
+
+from kiwi_mcp.domain.errors import Conflict, NotFound, PathInvalid, Unavailable
+from kiwi_mcp.domain.json import JsonObject, as_object, as_text
+from kiwi_mcp.kernel.approval_question import visible
+from kiwi_mcp.kernel.context import VerbContext
+from kiwi_mcp.kernel.memory_history import GitHistory
+from kiwi_mcp.kernel.verb import ANYONE, OWNER, AnyJson, Argument, LongText, Request, Response, verb
+from kiwi_mcp.memory.files import FOLDER, list_files, read_text, search_files
+from kiwi_mcp.memory.memory import Memory
+
+_CHANGES = 20
+_tool = partial(verb, group="memory_tools", access=ANYONE, records=False)
+
+
+class MemoryToolRequest(Request, frozen=True, kw_only=True):
+    """The arguments of a memory tool."""
+
+    arguments: dict[str, AnyJson] = field(default_factory=dict)
+
+    def text(self, name: str) -> str:
+        """Return an argument that is text; empty without one."""
+        return as_text(self.arguments.get(name))
+
+
+class MemoryToolResponse(Response, frozen=True, kw_only=True):
+    """What a memory tool returns."""
+
+    content: AnyJson
+
+    def to_json(self) -> JsonObject:
+        """Return the fields of the tool itself."""
+        return as_object(self.content)
+
+
+def memory_of(context: VerbContext) -> Memory:
+    """Return the owner's memory."""
+    root = context.services.user / FOLDER
+    return Memory(root, GitHistory(root))
+
+
+async def _looked_up(context: VerbContext, look: Callable[[Path], JsonObject]) -> MemoryToolResponse:
+    memory = memory_of(context)
+    async with memory.opened():
+        return MemoryToolResponse(content=await asyncio.to_thread(look, memory.root))
+
+
+async def _changed(action: str, request: MemoryToolRequest, context: VerbContext) -> MemoryToolResponse:
+    caller = context.caller
+    by = " ".join(filter(None, (caller.name or "owner", caller.client, caller.origin.thread)))
+    return MemoryToolResponse(content=await memory_of(context).change(action, request.arguments, visible(by)))
+
+
+@_tool("read")
+async def read_memory(request: MemoryToolRequest, context: VerbContext) -> MemoryToolResponse:
+    """Read a file."""
+    return await _looked_up(context, lambda root: read_text(root, request.text("path")))
+
+
+@_tool("list")
+async def list_memory(request: MemoryToolRequest, context: VerbContext) -> MemoryToolResponse:
+    """List files and folders."""
+    is_recursive = request.arguments.get("recursive") is True
+    return await _looked_up(context, lambda root: list_files(root, request.text("path"), is_recursive=is_recursive))
+
+
+@_tool("search")
+async def search_memory(request: MemoryToolRequest, context: VerbContext) -> MemoryToolResponse:
+    """Find lines, or files by their names."""
+    in_names = request.text("type") == "filename"
+    query, path = request.text("query"), request.text("path")
+    return await _looked_up(context, lambda root: search_files(root, query, path, in_names=in_names))
+
+
+@_tool("history")
+async def show_memory_history(request: MemoryToolRequest, context: VerbContext) -> MemoryToolResponse:
+    """Show the changes of a file, or the file after one of them."""
+    limit = request.arguments.get("limit")
+    most = limit if isinstance(limit, int) else _CHANGES
+    found = await memory_of(context).versions(request.text("path"), most, request.text("commit"))
+    return MemoryToolResponse(content=found)
+
+
+@_tool("export")
+async def return_memory(request: MemoryToolRequest, context: VerbContext) -> MemoryToolResponse:  # noqa: ARG001 - a verb
+    """Return everything with its history."""
+    stream = await _stream(memory_of(context))
+    try:
+        return MemoryToolResponse(content={"format": "git fast-import", "stream": stream.decode()})
+    except UnicodeDecodeError as error:
+        raise PathInvalid("the memory", "has files that are not text") from error
+
+
+@_tool("write")
+async def write_memory(request: MemoryToolRequest, context: VerbContext) -> MemoryToolResponse:
+    """Write a file."""
+    return await _changed("write", request, context)
+
+
+@_tool("edit")
+async def edit_memory(request: MemoryToolRequest, context: VerbContext) -> MemoryToolResponse:
+    """Replace a passage of a file."""
+    return await _changed("edit", request, context)
+
+
+@_tool("delete")
+async def delete_memory(request: MemoryToolRequest, context: VerbContext) -> MemoryToolResponse:
+    """Delete a file."""
+    return await _changed("delete", request, context)
+
+
+async def _stream(memory: Memory) -> bytes:
+    history = GitHistory(memory.root)
+    async with memory.opened():
+        await history.record(".", "Changed outside Kiwi")
+        return await history.exported()
+
+
+class MemoryFileRequest(Request, frozen=True, kw_only=True):
+    """A file with a whole memory."""
+
+    path: Annotated[LongText, Argument("A file.", "FILE", kind="path")]
+
+
+class MemoryFileResponse(Response, frozen=True, kw_only=True):
+    """What was exported or imported."""
+
+    status: str
+    path: str
+    bytes: int
+    message: str
+
+
+@verb("export", group="memory", access=OWNER, is_local=True)
+async def export_memory(request: MemoryFileRequest, context: VerbContext) -> MemoryFileResponse:
+    """Write all of your memory with its history to a file, which `git fast-import` reads too."""
+    stream, target = await _stream(memory_of(context)), Path(request.path)
+    try:
+        await asyncio.to_thread(_write_new, target, stream)
+    except FileExistsError as error:
+        raise Conflict(f"{target} exists already.", suggestion="Choose another file.") from error
+    except OSError as error:
+        raise Unavailable(
+            f"{target} cannot be written: {error.strerror}.", suggestion="Choose another file."
+        ) from error
+    message = f"Exported {len(stream):,} bytes."
+    return MemoryFileResponse(status="exported", path=str(target), bytes=len(stream), message=message)
+
+
+def _write_new(target: Path, stream: bytes) -> None:
+    with target.open("xb") as file:
+        file.write(stream)
+
+
+@verb("import", group="memory", access=OWNER, is_local=True)
+async def import_memory(request: MemoryFileRequest, context: VerbContext) -> MemoryFileResponse:
+    """Bring a memory here with its history; yours has to be empty."""
+    memory = memory_of(context)
+    try:
+        stream = await asyncio.to_thread(Path(request.path).read_bytes)
+    except OSError as error:
+        raise NotFound(f"{request.path} cannot be read: {error.strerror}.", suggestion="Check the path.") from error
+    async with memory.opened():
+        if [one for one in memory.root.iterdir() if one.name != ".git"] or await GitHistory(memory.root).exported():
+            raise Conflict(
+                f"{memory.root} is not empty.",
+                suggestion="Move that folder away first, or export and merge it with git.",
+            )
+        count = await GitHistory(memory.root).imported(stream)
+    message = f"Imported {count} files."
+    return MemoryFileResponse(status="imported", path=str(memory.root), bytes=len(stream), message=message)

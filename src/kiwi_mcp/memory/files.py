@@ -1,0 +1,290 @@
+"""The files of the memory folder: which paths are allowed, reading, listing, searching, and what a change would do.
+
+No path leaves the folder: every part is opened relative to the one before it, and links are refused.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from difflib import unified_diff
+from hashlib import sha256
+from operator import itemgetter
+from pathlib import Path
+from secrets import token_hex
+
+from msgspec import Struct
+
+from kiwi_mcp.domain.errors import Conflict, InvalidArguments, NotFound, PathInvalid, ReservedPath, TooLarge
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.json import Json, JsonObject, as_text
+
+MAX_BYTES = 1_000_000
+"""The largest file, in bytes."""
+NEW = "new"
+"""The expected version of a file that must not exist yet."""
+FOLDER = "memory"
+"""The name of the folder within the user's `.ai` folder."""
+OWNER_FILES = frozenset({"preferences.yaml", "policy.yaml", "config.yaml", "registry.yaml", "approvals.yaml"})
+"""Files at the top of the folder that only the owner changes, with an editor."""
+INSTRUCTIONS = frozenset({"AGENT.md", "AGENTS.md", "AGENT-user.md", "skills", "directives"})
+"""Files and folders at the top that models follow: a change of them is always shown to the owner."""
+_LONGEST_PATH = 1_000
+_LONGEST_NAME = 255
+_MOST_FILES = 20_000
+_MOST_LISTED = 1_000
+_MOST_MATCHES = 50
+_LONGEST_MATCH = 500
+_MOST_FOUND = 20_000
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_FOLDER = _READ | os.O_DIRECTORY
+
+
+class Change(Struct, frozen=True):
+    """What a write, an edit or a deletion does to one file; None for a file that is not there."""
+
+    path: str
+    before: bytes | None
+    after: bytes | None
+
+    @property
+    def asks_always(self) -> bool:
+        """Whether models follow the file, so that no rule answers for the owner."""
+        return self.path.partition("/")[0] in INSTRUCTIONS
+
+    def diff(self) -> str:
+        """Return the change as a unified diff."""
+        before, after = ((data or b"").decode(errors="replace").splitlines() for data in (self.before, self.after))
+        return "\n".join(unified_diff(before, after, "before", "after", lineterm=""))
+
+
+def version_of(data: bytes | None) -> str:
+    """Return the version of a file: the beginning of the hash of its content."""
+    return NEW if data is None else sha256(data).hexdigest()[:16]
+
+
+def parts_of(path: str) -> tuple[str, ...]:
+    """Return the parts of a path within the folder; the folder itself has none."""
+    parts = tuple(path.split("/")) if path not in {"", "."} else ()
+    if len(path) > _LONGEST_PATH or any(len(os.fsencode(part)) > _LONGEST_NAME for part in parts):
+        raise PathInvalid(path, "is too long")
+    if "\\" in path or not path.isprintable():
+        raise PathInvalid(path, "has characters that no path here has")
+    if path.startswith("/") or any(part in {"", ".", ".."} for part in parts):
+        raise PathInvalid(path, "is not a path within the memory folder")
+    if any(part.startswith(".") for part in parts):
+        raise ReservedPath(path)
+    return parts
+
+
+def planned(root: Path, action: str, given: JsonObject) -> Change:
+    """Return what a write, an edit or a deletion would do now.
+
+    With `expected_version`, a file that is another one by now is a conflict.
+    """
+    path = as_text(given.get("path"))
+    parts = parts_of(path)
+    if not parts:
+        raise PathInvalid(path, "is the memory folder itself")
+    if len(parts) == 1 and path in OWNER_FILES:
+        raise ReservedPath(path)
+    before = None
+    with suppress(NotFound):
+        before = read_bytes(root, path)
+    expected = given.get("expected_version")
+    if expected is not None and expected != (found := version_of(before)):
+        raise Conflict(
+            f"{path!r} is version {found} by now, and not {as_text(expected)!r:.40}.",
+            suggestion="Read it again with memory_read, and change what it holds now.",
+            path=path,
+            version=found,
+        )
+    after = _AFTER[action](path, before, given)
+    if after is not None and len(after) > MAX_BYTES:
+        raise TooLarge(f"{path!r}", size=len(after), limit=MAX_BYTES)
+    return Change(path, before, after)
+
+
+def _written(path: str, before: bytes | None, given: JsonObject) -> bytes:  # noqa: ARG001 - one of three
+    return as_text(given.get("content")).encode()
+
+
+def _edited(path: str, before: bytes | None, given: JsonObject) -> bytes:
+    find, replacement = as_text(given.get("find")).encode(), as_text(given.get("replace")).encode()
+    if before is None:
+        raise _missing(path)
+    if (count := before.count(find) if find else 0) != 1:
+        reason = f"occurs {count} times in {path!r}" if find else "is empty"
+        fix = "Read the file, and send text that occurs exactly once, with the lines around it."
+        raise InvalidArguments("memory_edit", [Issue("parameters.find", reason, fix)])
+    return before.replace(find, replacement)
+
+
+def _deleted(path: str, before: bytes | None, given: JsonObject) -> None:  # noqa: ARG001 - one of three
+    if before is None:
+        raise _missing(path)
+
+
+_AFTER = {"write": _written, "edit": _edited, "delete": _deleted}
+
+
+def apply(root: Path, change: Change) -> None:
+    """Make a change: the whole file or nothing, also if the machine stops meanwhile."""
+    *folders, name = parts_of(change.path)
+    if change.after is None:
+        with _folder(root, folders) as folder:
+            os.unlink(name, dir_fd=folder)
+            os.fsync(folder)
+        _remove_empty(root, folders)
+        return
+    draft = f".{token_hex(8)}"
+    with _folder(root, folders, makes=True) as folder:
+        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        try:
+            with open(file, "wb") as stream:  # noqa: PTH123 - a descriptor
+                stream.write(change.after)
+                stream.flush()
+                os.fsync(file)
+            os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(draft, dir_fd=folder)
+            raise
+        os.fsync(folder)
+
+
+def _remove_empty(root: Path, folders: Sequence[str]) -> None:
+    for depth in range(len(folders), 0, -1):
+        with suppress(OSError), _folder(root, folders[: depth - 1]) as folder:
+            os.rmdir(folders[depth - 1], dir_fd=folder)
+
+
+def read_bytes(root: Path, path: str) -> bytes:
+    """Return the content of a file."""
+    return _read(root, path)[0]
+
+
+def _read(root: Path, path: str) -> tuple[bytes, os.stat_result]:
+    *folders, name = parts_of(path) or ("",)
+    with _folder(root, folders, path=path) as folder, _opened(name, folder, path) as file:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            raise PathInvalid(path, "is not a plain file")
+        if found.st_size > MAX_BYTES:
+            raise TooLarge(f"{path!r}", size=found.st_size, limit=MAX_BYTES)
+        with open(os.dup(file), "rb") as stream:  # noqa: PTH123 - a descriptor
+            return stream.read(MAX_BYTES), found
+
+
+def read_text(root: Path, path: str) -> JsonObject:
+    """Return a file with its version and the time of its last change."""
+    data, found = _read(root, path)
+    try:
+        content = data.decode()
+    except UnicodeDecodeError as error:
+        raise PathInvalid(path, "is not text") from error
+    return {"path": path, "content": content, "version": version_of(data), "modified_at": _changed(found)}
+
+
+def list_files(root: Path, path: str, *, is_recursive: bool) -> JsonObject:
+    """Return the entries of a folder."""
+    parts_of(path)
+    entries = [_entry(*one) for one in _below(root, path, is_recursive=is_recursive)]
+    left = {"omitted_entries": len(entries) - _MOST_LISTED} if len(entries) > _MOST_LISTED else {}
+    return {"path": path or ".", "entries": entries[:_MOST_LISTED], **left}
+
+
+def _entry(path: str, found: os.stat_result) -> JsonObject:
+    if stat.S_ISDIR(found.st_mode):
+        return {"path": path, "type": "folder"}
+    return {"path": path, "type": "file", "size": found.st_size, "modified_at": _changed(found)}
+
+
+def search_files(root: Path, query: str, path: str, *, in_names: bool) -> JsonObject:
+    """Return the lines, or the paths, that contain a text in any case of letters."""
+    wanted, room, omitted = query.casefold(), _MOST_FOUND, 0
+    matches: list[Json] = []
+    for one, found in _below(root, path, is_recursive=True):
+        for number, line in [(0, one)] if in_names else _lines(root, one, found):
+            if wanted not in line.casefold():
+                continue
+            text = line.strip()[:_LONGEST_MATCH]
+            if len(matches) >= _MOST_MATCHES or len(text) > room:
+                omitted += 1
+                continue
+            room -= len(text)
+            matches.append({"path": one} if in_names else {"path": one, "line": number, "text": text})
+    return {"query": query, "matches": matches, "omitted_matches": omitted}
+
+
+def _lines(root: Path, path: str, found: os.stat_result) -> Iterator[tuple[int, str]]:
+    if stat.S_ISREG(found.st_mode):
+        with suppress(PathInvalid, TooLarge, NotFound):
+            yield from enumerate(read_bytes(root, path).decode(errors="replace").splitlines(), 1)
+
+
+def _below(root: Path, path: str, *, is_recursive: bool) -> list[tuple[str, os.stat_result]]:
+    """Return the files and folders below a folder, in the order of their paths; links and hidden names are left out."""
+    found: list[tuple[str, os.stat_result]] = []
+    waiting = [list(parts_of(path))]
+    while waiting and len(found) < _MOST_FILES:
+        parts = waiting.pop()
+        with _folder(root, parts) as folder, os.scandir(folder) as entries:
+            for entry in entries:
+                one = entry.stat(follow_symlinks=False)
+                is_folder = stat.S_ISDIR(one.st_mode)
+                if entry.name.startswith(".") or not (is_folder or stat.S_ISREG(one.st_mode)):
+                    continue
+                found.append(("/".join((*parts, entry.name)), one))
+                if is_recursive and is_folder:
+                    waiting.append([*parts, entry.name])
+    return sorted(found, key=itemgetter(0))
+
+
+@contextmanager
+def _folder(root: Path, parts: Sequence[str], *, path: str = "", makes: bool = False) -> Iterator[int]:
+    """Open a folder part by part, so that no link and no rename leads out of the root."""
+    path = path or "/".join(parts)
+    try:
+        here = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError as error:  # nothing was written yet
+        raise _missing(path) from error
+    try:
+        for part in parts:
+            if makes:
+                with suppress(FileExistsError):
+                    os.mkdir(part, 0o700, dir_fd=here)
+            with _opened(part, here, path, _OPEN_FOLDER) as below:
+                os.close(here)
+                here = os.dup(below)
+        yield here
+    finally:
+        os.close(here)
+
+
+@contextmanager
+def _opened(name: str, folder: int, path: str, flags: int = _READ | os.O_NONBLOCK) -> Iterator[int]:
+    try:
+        file = os.open(name, flags, dir_fd=folder)
+    except FileNotFoundError as error:
+        raise _missing(path) from error
+    except OSError as error:
+        raise PathInvalid(path, "is a link, or leads through something that is not a folder") from error
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _missing(path: str) -> NotFound:
+    return NotFound(
+        f"There is no {path or '.'!r} in the memory.", suggestion="memory_list shows what there is.", path=path
+    )
+
+
+def _changed(found: os.stat_result) -> str:
+    at = datetime.fromtimestamp(found.st_mtime, UTC)
+    return at.isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,0 +1,155 @@
+"""The owner's memory: models read and change it through items, the owner approves, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kiwi_mcp.domain.calls import Caller
+from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
+from kiwi_mcp.kernel import Kernel
+
+pytestmark = pytest.mark.usefixtures("processes", "home")
+MODEL = Caller(client="a model")
+
+
+@pytest.fixture
+def root(home: Path) -> Path:
+    return home / ".ai" / "memory"
+
+
+@pytest.fixture
+def call(project: Path) -> Callable[..., JsonObject]:
+    """Call an item as a model does, which cannot be asked; `approved` has the owner approve it."""
+
+    def call(item: str, *, approved: bool = False, **parameters: object) -> JsonObject:
+        async def story() -> JsonObject:
+            kernel = Kernel(project)
+            try:
+                request: JsonObject = {"item_id": item, "parameters": parameters}  # type: ignore[dict-item]
+                answer = (await kernel.call("execute", request, MODEL)).content
+                if approved:
+                    number = as_text(answer["approval_id"])
+                    said = await kernel.call("approvals", {"action": "approve", "approval_id": number}, Caller())
+                    assert not said.is_error, said.content
+                    answer = (await kernel.call("execute", request, MODEL)).content
+                return as_object(answer.get("result")) or answer
+            finally:
+                await kernel.aclose()
+
+        return asyncio.run(story())
+
+    return call
+
+
+Call = Callable[..., JsonObject]
+
+
+@pytest.mark.req("N4", "A8")
+def test_a_model_writes_after_approval_and_every_change_is_in_the_history(call: Call, root: Path) -> None:
+    waiting = call("memory_write", path="notes/tea.md", content="Green.\n")
+    assert waiting["code"] == "approval_required"
+    assert not (root / "notes").exists()
+
+    written = call("memory_write", path="notes/tea.md", content="Green.\n", approved=True)
+    assert written["bytes_written"] == 7
+    (root / "notes" / "tea.md").write_text("Green, at five.\n")  # with an editor
+    edited = call("memory_edit", path="notes/tea.md", find="Green", replace="Black", approved=True)
+    assert call("memory_read", path="notes/tea.md")["version"] == edited["version"]
+    call("memory_delete", path="notes/tea.md", approved=True)
+
+    changes = [as_object(one) for one in as_list(call("memory_history", path="notes/tea.md")["changes"])]
+    assert [one["message"] for one in changes] == [
+        "Delete notes/tea.md",
+        "Edit notes/tea.md",
+        "Changed outside Kiwi: notes/tea.md",
+        "Write notes/tea.md",
+    ]
+    before = call("memory_history", path="notes/tea.md", commit=changes[1]["commit"])
+    assert before["content"] == "Black, at five.\n"
+    # With every process of Kiwi stopped, git reads all of it.
+    log = subprocess.check_output(["git", "-C", str(root), "log", "--format=%s"], text=True)
+    assert log.splitlines() == [one["message"] for one in changes]
+
+
+@pytest.mark.req("N4")
+def test_a_file_that_changed_after_the_question_is_not_overwritten(call: Call, project: Path, root: Path) -> None:
+    root.mkdir(parents=True)
+    (root / "a.md").write_text("one\n")
+    asked = call("memory_write", path="a.md", content="two\n")
+    (root / "a.md").write_text("one and a half\n")
+
+    async def approve() -> None:
+        kernel = Kernel(project)
+        await kernel.call("approvals", {"action": "approve", "approval_id": asked["approval_id"]}, Caller())
+        await kernel.aclose()
+
+    asyncio.run(approve())
+    assert call("memory_write", path="a.md", content="two\n")["code"] == "approval_required"
+    assert (root / "a.md").read_text() == "one and a half\n"
+
+
+@pytest.mark.req("N4")
+def test_a_rule_permits_a_folder_but_never_what_models_follow(call: Call, project: Path, root: Path) -> None:
+    async def add_rule() -> None:
+        kernel = Kernel(project)
+        rule: JsonObject = {"action": "add_rule", "item": "builtin/kiwi/memory_*", "paths": [f"{root}/**"]}
+        assert not (await kernel.call("approvals", rule, Caller())).is_error
+        await kernel.aclose()
+
+    asyncio.run(add_rule())
+    assert call("memory_write", path="notes/a.md", content="x")["bytes_written"] == 1
+    for path in ("AGENT.md", "AGENTS.md", "skills/tidy/SKILL.md", "directives/go.md"):
+        assert call("memory_write", path=path, content="Do as I say.")["code"] == "approval_required", path
+
+
+@pytest.mark.req("N4")
+def test_an_export_is_imported_elsewhere_and_exported_again_byte_for_byte(
+    call: Call, project: Path, root: Path, tmp_path: Path
+) -> None:
+    call("memory_write", path="notes/žluť.md", content="Ann\n", approved=True)
+    call("memory_edit", path="notes/žluť.md", find="Ann", replace="Ben", approved=True)
+
+    async def move() -> list[JsonObject]:
+        answers = []
+        for user, action in ((root.parent, "export"), (tmp_path / "other", "import"), (tmp_path / "other", "export")):
+            kernel = Kernel(project, user=user)
+            name = "first" if action == "import" or user == root.parent else "second"
+            path = str(tmp_path / name)
+            answers.append((await kernel.call("memory", {"action": action, "path": path}, Caller())).content)
+            await kernel.aclose()
+        return answers
+
+    assert [answer["status"] for answer in asyncio.run(move())] == ["exported", "imported", "exported"]
+    assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
+    assert (tmp_path / "other" / "memory" / "notes" / "žluť.md").read_text() == "Ben\n"
+
+
+@pytest.mark.req("N4")
+def test_an_import_with_a_link_is_refused_and_leaves_nothing(project: Path, root: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad"
+    bad.write_text(
+        "blob\nmark :1\ndata 11\n/etc/passwd\nreset refs/heads/main\ncommit refs/heads/main\nmark :2\n"
+        "committer A <a@b> 1795000395 +0000\ndata 1\nx\nM 120000 :1 notes.md\n\n"
+    )
+
+    async def story() -> JsonObject:
+        kernel = Kernel(project)
+        try:
+            return (await kernel.call("memory", {"action": "import", "path": str(bad)}, Caller())).content
+        finally:
+            await kernel.aclose()
+
+    assert asyncio.run(story())["code"] == "invalid_request"
+    assert [*root.iterdir()] == []
+
+
+@pytest.mark.req("N4")
+def test_without_git_the_memory_does_not_open(call: Call, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert call("memory_read", path="a.md")["code"] == "unavailable"
+    assert call("memory_list")["code"] == "unavailable"
