@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import KiwiError
@@ -17,8 +17,8 @@ from kiwi_mcp.domain.times import iso
 from kiwi_mcp.policy.secret_access import every_value
 from kiwi_mcp.primitives.secrets.redaction import Redactor
 from kiwi_mcp.store.folder import below, make_below, opened
+from kiwi_mcp.store.old_threads import TranscriptForm
 
-TranscriptForm: TypeAlias = Literal["kiwi", "ryeos"]
 FILE = "transcript.jsonl"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MORE = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
+import msgspec
 from msgspec import UNSET, Meta, UnsetType, field, to_builtins
 from msgspec.structs import replace
 
@@ -44,7 +45,7 @@ from kiwi_mcp.kernel.threads.start import (
     unsigned_items,
 )
 from kiwi_mcp.kernel.threads.state import PromptStart
-from kiwi_mcp.kernel.threads.transcript import TranscriptForm, redactor_for, transcript_lines, transcript_path
+from kiwi_mcp.kernel.threads.transcript import redactor_for, transcript_lines, transcript_path
 from kiwi_mcp.kernel.threads.wake import start_worker
 from kiwi_mcp.kernel.threads.work import CONTINUE, START, STOP, ThreadStores, new_question, store_question
 from kiwi_mcp.kernel.threads.worker import run_worker
@@ -64,6 +65,7 @@ from kiwi_mcp.kernel.verb import (
 from kiwi_mcp.kernel.view import Data, Hint, JsonData, Notice, TableRow, ViewItem, issue_text, warning_rows
 from kiwi_mcp.manifest.json_schema import faults
 from kiwi_mcp.primitives.secrets.redaction import Redactor
+from kiwi_mcp.store.old_threads import OldThread, TranscriptForm, old_thread, old_threads
 from kiwi_mcp.store.threads import ThreadFilter, Threads
 
 STATUSES: tuple[str, ...] = get_args(ThreadStatus)
@@ -193,7 +195,7 @@ def question_text(question: JsonObject) -> str:
 def _status_text(response: ThreadResponse) -> str:
     usage = response.usage
     waits = f" for {response.waits_for}" if response.waits_for else ""
-    if not isinstance(usage, dict):
+    if not isinstance(usage, dict) or "turns" not in usage or "cache_read_tokens" not in usage:
         return f"{response.status}{waits}"
     return f"{response.status}{waits}; {_usage_text(usage)}"
 
@@ -394,6 +396,7 @@ class ThreadListRequest(Request, frozen=True, kw_only=True):
     directive: Annotated[NameText | None, Option("Only threads of this directive.")] = None
     all: Annotated[bool, Option("Also conversations that wait for a message.")] = False
     conversations: Annotated[bool, Option("Only conversations of this project.")] = False
+    old: Annotated[bool, Option("Only threads of earlier versions, in `.ai/threads` and `.ai/agent/threads`.")] = False
     limit: Annotated[int, Meta(ge=1, le=1_000), Option("At most this many.")] = 20
 
 
@@ -415,11 +418,15 @@ def _list_view(response: ThreadListResponse) -> Iterator[ViewItem]:
 async def list_threads(request: ThreadListRequest, context: VerbContext) -> ThreadListResponse:
     """List threads, the newest first."""
     stores = _stores(context)
-    if request.status is not None and request.status not in STATUSES:
+    if request.status is not None and request.status not in STATUSES and not request.old:
         raise InvalidRequest(
             f"{request.status!r:.40} is not a status.", suggestion=f"Use one of: {', '.join(STATUSES)}."
         )
     space = context.services.catalogs.at(None).space
+    if request.old:
+        found_old = await asyncio.to_thread(_old_threads, context)
+        named = [one for one in found_old if request.status in {None, one.status}]
+        return ThreadListResponse(threads=[_old_response(one) for one in named[: request.limit]])
     project = str(space.project) if space.project_ai.is_dir() else ""
     wanted = ThreadFilter(
         status=cast("ThreadStatus | None", request.status),
@@ -487,7 +494,49 @@ def _summary(kind: str, body: JsonObject) -> str:
 @verb("show", group="thread", access=ANYONE, records=False, shows=_show_view)
 async def show_thread(request: ThreadIdRequest, context: VerbContext) -> ThreadResponse:
     """Show a thread with all events of its journal."""
-    return await _shown(request.thread_id, context, has_events=True)
+    try:
+        return await _shown(request.thread_id, context, has_events=True)
+    except NotFound:
+        old = await asyncio.to_thread(_old_thread, request.thread_id, context)
+        if old is None:
+            raise
+        redactor = await asyncio.to_thread(redactor_for, context.services.catalogs.at(None).space)
+        events = [
+            {**one.body, "seq": seq, "at": one.at, "kind": one.kind} for seq, one in enumerate(old.events, start=1)
+        ]
+        shown = msgspec.json.decode(redactor.text(compact([events, old.result])))
+        return replace(_old_response(old), events=shown[0], result=UNSET if shown[1] is None else shown[1])
+
+
+def _old_threads(context: VerbContext) -> list[OldThread]:
+    """Return the threads of earlier versions in the project; those that are in the store are not old."""
+    if not context.is_owner:
+        raise PolicyDenied("Only the owner reads threads of earlier versions.", suggestion="Ask the owner.")
+    known, found = _stores(context).threads, list[OldThread]()
+    for one in old_threads(context.services.catalogs.at(None).space.project):
+        try:
+            known.get(one.id)
+        except NotFound:
+            found.append(one)
+    return found
+
+
+def _old_thread(thread_id: str, context: VerbContext) -> OldThread | None:
+    return old_thread(context.services.catalogs.at(None).space.project, thread_id) if context.is_owner else None
+
+
+def _old_response(one: OldThread) -> ThreadResponse:
+    return ThreadResponse(
+        thread_id=one.id,
+        status=one.status or "unknown",
+        item=one.directive or UNSET,
+        kind=f"old, {one.form}",
+        model=one.model or UNSET,
+        parent_id=one.parent_id or UNSET,
+        started_at=one.started_at or UNSET,
+        updated_at=one.updated_at or UNSET,
+        usage=dict(one.cost) if one.cost else UNSET,
+    )
 
 
 class ThreadWatchRequest(ThreadIdRequest, frozen=True, kw_only=True):
@@ -814,7 +863,15 @@ def _export_view(response: ThreadExportResponse) -> Iterator[ViewItem]:
 async def export_thread(request: ThreadExportRequest, context: VerbContext) -> ThreadExportResponse:
     """Print the transcript of a thread as lines of JSON, without secrets."""
     stores = _stores(context)
-    thread = await _own_thread(request.thread_id, context)
+    try:
+        thread = await _own_thread(request.thread_id, context)
+    except NotFound:
+        old = await asyncio.to_thread(_old_thread, request.thread_id, context)
+        if old is None:
+            raise
+        redactor = await asyncio.to_thread(redactor_for, context.services.catalogs.at(None).space)
+        lines = [redactor.text(compact(line)) for line in old.lines(request.format)]
+        return ThreadExportResponse(thread_id=old.id, format=request.format, lines=lines)
     events = await stores.do(partial(stores.threads.events, thread.id))
     redactor = await _redactor(thread, context)
     lines = [*transcript_lines(events, request.format, redactor)]

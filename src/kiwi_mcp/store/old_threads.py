@@ -1,0 +1,191 @@
+"""Threads of earlier versions, as files of a project: Kiwi's `.ai/threads` and RyeOS's `.ai/agent/threads`.
+
+They are only read. Whatever is damaged, or has another form, is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, suppress
+from pathlib import Path
+from stat import S_ISREG
+from typing import Literal, TypeAlias
+
+from msgspec import Struct, field
+
+from kiwi_mcp.domain.errors import KiwiError
+from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
+from kiwi_mcp.store.folder import below, opened, read_file
+
+TranscriptForm: TypeAlias = Literal["kiwi", "ryeos"]
+_FILE = "transcript.jsonl"
+_PLACES: Mapping[TranscriptForm, tuple[str, ...]] = {
+    "kiwi": (".ai", "threads"),
+    "ryeos": (".ai", "agent", "threads"),
+}
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_LARGEST, _MOST = 64_000_000, 10_000
+_KINDS = {
+    "user_message": "cognition_in",
+    "assistant_message": "cognition_out",
+    "tool_call": "tool_call_start",
+    "tool_result": "tool_call_result",
+    "error": "error_classified",
+    "completed": "thread_completed",
+}
+"""The kinds of events of Kiwi's form, and what RyeOS calls them."""
+_NAMES = {"id": "call_id", "arguments": "input", "content": "output"}
+_BACK = {new: old for old, new in _KINDS.items()}, {new: old for old, new in _NAMES.items()}
+
+
+class OldEvent(Struct, frozen=True):
+    """One event of an old thread."""
+
+    at: str
+    kind: str
+    body: JsonObject
+
+
+class OldThread(Struct, frozen=True):
+    """A thread of an earlier version, in the words of its files."""
+
+    id: str
+    form: TranscriptForm
+    directive: str = ""
+    status: str = ""
+    model: str = ""
+    parent_id: str = ""
+    started_at: str = ""
+    updated_at: str = ""
+    cost: JsonObject = field(default_factory=dict)
+    result: Json = None
+    events: tuple[OldEvent, ...] = ()
+
+    def lines(self, form: TranscriptForm) -> Iterator[JsonObject]:
+        """Yield its events in one of both forms."""
+        kinds, names = ({}, {}) if form == self.form else (_KINDS, _NAMES) if form == "ryeos" else _BACK
+        for event in self.events:
+            kind = kinds.get(event.kind, event.kind)
+            is_call = event.kind in {"tool_call", "tool_result", "tool_call_start", "tool_call_result"}
+            body = {names.get(name, name) if is_call else name: value for name, value in event.body.items()}
+            if form == "kiwi":
+                yield {"ts": event.at, "type": kind, **body}
+            else:
+                yield {"timestamp": event.at, "thread_id": self.id, "event_type": kind, "payload": body}
+
+
+def old_threads(project: Path) -> list[OldThread]:
+    """Return the old threads of a project without their events, the newest first."""
+    found = [one for form in _PLACES for one in _listed(project, form)]
+    return sorted(found, key=lambda one: (one.started_at, one.id), reverse=True)
+
+
+def old_thread(project: Path, thread_id: str) -> OldThread | None:
+    """Return one old thread with its events."""
+    return next((_whole(project, one) for one in old_threads(project) if one.id == thread_id), None)
+
+
+def _listed(project: Path, form: TranscriptForm) -> Iterator[OldThread]:
+    rows = {as_text(row.get("thread_id")): row for row in _rows(project, form, "threads")}
+    names: dict[str, bool] = {}
+    with suppress(KiwiError), opened(project) as root, below(root, *_PLACES[form]) as folder:
+        for name in sorted(os.listdir(folder))[:_MOST]:  # noqa: PTH208 - of this descriptor
+            if _ID.fullmatch(name):
+                names[name] = False
+                with suppress(OSError):
+                    mode = os.stat(f"{name}/{_FILE}", dir_fd=folder, follow_symlinks=False).st_mode
+                    names[name] = S_ISREG(mode)
+    for name in dict.fromkeys([*rows, *names]):
+        about = {**_object(project, form, name), **rows.get(name, {})}
+        if about or names.get(name):
+            yield _thread(name, form, about)
+
+
+def _thread(name: str, form: TranscriptForm, about: JsonObject) -> OldThread:
+    cost = about.get("cost") or about.get("total_usage_json")
+    result = about.get("outputs") or about.get("result")
+    return OldThread(
+        name,
+        form,
+        as_text(about.get("directive_id") or about.get("directive")),
+        as_text(about.get("status")),
+        as_text(about.get("model")),
+        as_text(about.get("parent_thread_id") or about.get("parent_id")),
+        as_text(about.get("created_at")),
+        as_text(about.get("updated_at")),
+        as_object(_json(cost)),
+        _json(result) if isinstance(result, str) and result[:1] in {"{", "["} else result,
+    )
+
+
+def _whole(project: Path, one: OldThread) -> OldThread:
+    rows = _lines(project, one.form, one.id) or [
+        {"ts": row.get("ts"), "type": row.get("event_type"), **as_object(_json(row.get("payload_json")))}
+        for row in _rows(project, one.form, "thread_events")
+        if row.get("thread_id") == one.id
+    ]
+    events = tuple(map(_event, rows))
+    times = [event.at for event in events if event.at]
+    first, last = (times[0], times[-1]) if times else ("", "")
+    started, updated = one.started_at or first, one.updated_at or last
+    about = (one.id, one.form, one.directive, one.status, one.model, one.parent_id, started, updated)
+    return OldThread(*about, one.cost, one.result, events)
+
+
+def _event(row: JsonObject) -> OldEvent:
+    at, kind = as_text(row.get("ts") or row.get("timestamp")), as_text(row.get("type") or row.get("event_type"))
+    names = {"ts", "timestamp", "type", "event_type", "thread_id"}
+    body = row.get("payload") if "payload" in row else {name: row[name] for name in row if name not in names}
+    return OldEvent(at, kind, as_object(body))
+
+
+def _lines(project: Path, form: TranscriptForm, name: str) -> list[JsonObject]:
+    data = _read(project, (*_PLACES[form], name), _FILE)
+    found = (as_object(_json(line.decode(errors="replace"))) for line in data.splitlines())
+    return [row for row in found if row]
+
+
+def _object(project: Path, form: TranscriptForm, name: str) -> JsonObject:
+    return as_object(_json(_read(project, (*_PLACES[form], name), "thread.json").decode(errors="replace")))
+
+
+def _rows(project: Path, form: TranscriptForm, table: Literal["threads", "thread_events"]) -> list[JsonObject]:
+    """Return the rows of a table of `registry.db`, which is read as a copy in memory."""
+    data = _read(project, _PLACES[form], "registry.db")
+    if not data:
+        return []
+    with closing(sqlite3.connect(":memory:")) as database, suppress(sqlite3.Error):
+        database.deserialize(data[:18] + b"\x01\x01" + data[20:])  # a copy has no write-ahead log beside it
+        database.execute("pragma trusted_schema = off")
+        is_table = database.execute(
+            "select 1 from sqlite_master where type = 'table' and name = ?", (table,)
+        ).fetchall()
+        rows = database.execute(f"select * from {table} limit 100000") if is_table else None  # noqa: S608 - our own names
+        if rows is not None:
+            names = [column[0] for column in rows.description]
+            return [_texts(dict(zip(names, row, strict=True))) for row in rows]
+    return []
+
+
+def _texts(row: Mapping[str, object]) -> JsonObject:
+    return {name: value for name, value in row.items() if isinstance(value, str | int | float)}
+
+
+def _read(project: Path, folders: tuple[str, ...], name: str) -> bytes:
+    with suppress(KiwiError, LookupError), opened(project) as root, below(root, *folders) as folder:
+        return read_file(folder, name, limit=_LARGEST)
+    return b""
+
+
+def _json(text: Json) -> Json:
+    if not isinstance(text, str):
+        return text
+    try:
+        value: Json = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value
