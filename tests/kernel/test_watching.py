@@ -8,7 +8,7 @@ import pytest
 
 from kiwi_mcp.domain.items import Chain, Location, Manifest, Source, Tool, TypeTraits
 from kiwi_mcp.domain.json import Json
-from kiwi_mcp.policy.external_code import external_code, known_as
+from kiwi_mcp.policy.isolation import external_code, known_as
 
 
 def chain(project: Path, command: str, *args: Json, source: Source = "project", **config: Json) -> Chain:

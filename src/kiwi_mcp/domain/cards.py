@@ -18,10 +18,7 @@ _PARAMETER_LIMIT = 64
 
 
 class Card(Struct, frozen=True, array_like=True):
-    """What is known of an item without opening it: enough to choose it, not enough to run it.
-
-    The order of the fields is the order of the columns in caches on disk.
-    """
+    """What is known of an item without opening it; the order of the fields is that of the columns in caches on disk."""
 
     source: Source
     namespace: str

@@ -36,10 +36,7 @@ def fits_verb(pattern: str, verb: str) -> bool:
 
 
 def fits_path(pattern: str, path: str) -> bool:
-    """Whether a path matches a pattern, or is in a folder that does.
-
-    They are compared name by name: `*` is any characters of one name, `**` any number of names.
-    """
+    """Whether a path, or a folder it is in, matches; `*` is any part of one name, `**` any number of names."""
     if path.startswith("/") != pattern.startswith("/"):
         return False
     met = begun(pattern)
@@ -69,10 +66,7 @@ def is_met(pattern: str, met: frozenset[int]) -> bool:
 
 
 def fits_host(pattern: str, host: str) -> bool:
-    """Whether a host fits a pattern: `host`, `host:port`, `*.host`, an address, `[v6]:port` or `*`.
-
-    The host may be such a pattern as well, which fits where all that it stands for does.
-    """
+    """Whether a host, or all that a pattern of hosts stands for, fits a pattern; `[v6]:port` and `*.host` are ones."""
     (wanted, wanted_port), (name, port) = _split(pattern), _split(host)
     if wanted_port is not None and wanted_port != port:
         return False

@@ -185,10 +185,7 @@ class Signature(Struct, frozen=True):
 
 
 class Location(Struct, frozen=True):
-    """Where an item lives: its source, the file its manifest is in, and the folder its files are below.
-
-    `base` is the folder that its source begins with, an `.ai` folder for most.
-    """
+    """Where an item lives: the file of its manifest, the folder of its files, and `base`, an `.ai` folder for most."""
 
     source: Source
     path: Path

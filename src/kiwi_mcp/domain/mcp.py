@@ -163,10 +163,7 @@ def version_of(info: JsonObject) -> str:
 def id_of(
     kind: OfferKind, definition: JsonObject, taken: Collection[str], numbers: dict[str, int] | None = None
 ) -> str:
-    """Return the name of the item for something a server offers; one that is taken gets a number.
-
-    `numbers` are the last ones that were given, so that many of one name are not counted from the start each time.
-    """
+    """Return a free item name for something a server offers; `numbers` are the last ones that each name was given."""
     called = as_text(definition.get("name")) or name_of(kind, definition)
     plain = _NOT_IN_ID.sub("_", _CAMEL.sub("_", called).lower()).strip("_-")[:_MAX_ID].rstrip("_-")
     base = plain if is_tool_id(plain) else f"{kind}_{plain}".rstrip("_")

@@ -280,10 +280,7 @@ def is_same_content(one: Linked, other: Linked) -> bool:
 
 
 def closure_below(executor: Pin | None, closures: Mapping[VersionName, str]) -> str | None:
-    """Return an executor's part of a closure: its own closure, or only its name if it ships with Kiwi.
-
-    Each installation has its own release of those, so a version has the same closure wherever it was published.
-    """
+    """Return an executor's part of a closure; of one that ships with every Kiwi, that is only its name."""
     if executor is None:
         return None
     return f"{BUILTIN_NAMESPACE}/{executor.name.tool_id}" if executor.is_builtin else closures.get(executor.name)

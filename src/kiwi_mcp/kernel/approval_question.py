@@ -16,7 +16,7 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, 
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.plan import ChangeSpec, HttpSpec, Plan
 from kiwi_mcp.domain.records import Approval
-from kiwi_mcp.policy.external_code import known_as
+from kiwi_mcp.policy.isolation import known_as
 from kiwi_mcp.primitives.secrets.redaction import redact
 from kiwi_mcp.store.approvals import INPUT_MARK
 

@@ -32,7 +32,7 @@ from kiwi_mcp.policy.approval_rules import (
     waits_first,
     writes_and_sends,
 )
-from kiwi_mcp.policy.external_code import known_as
+from kiwi_mcp.policy.isolation import known_as
 from kiwi_mcp.primitives.secrets.redaction import without_secrets
 from kiwi_mcp.store.approvals import Approvals
 from kiwi_mcp.store.runs import new_run

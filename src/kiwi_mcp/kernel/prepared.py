@@ -24,8 +24,7 @@ from kiwi_mcp.drivers.driver import Driver
 from kiwi_mcp.kernel.settings import FILE_NAME as SETTINGS
 from kiwi_mcp.kernel.store import Store as UserStore
 from kiwi_mcp.manifest.signatures import canonical
-from kiwi_mcp.policy.external_code import external_code
-from kiwi_mcp.policy.isolation import IsolationDecision, profile_of
+from kiwi_mcp.policy.isolation import IsolationDecision, external_code, profile_of
 from kiwi_mcp.policy.policy_files import rule_files
 from kiwi_mcp.primitives.file_watch import watch
 

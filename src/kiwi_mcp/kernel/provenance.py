@@ -21,8 +21,7 @@ from kiwi_mcp.domain.items import Chain, Source, Tool, TypeTraits
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.manifest.signatures import canonical, sha256_hex
-from kiwi_mcp.policy.external_code import external_code
-from kiwi_mcp.policy.isolation import IsolationDecision, decide_isolation, default_isolation, raised
+from kiwi_mcp.policy.isolation import IsolationDecision, decide_isolation, default_isolation, external_code, raised
 from kiwi_mcp.policy.policy_files import minimum
 from kiwi_mcp.store.authors import Authors
 

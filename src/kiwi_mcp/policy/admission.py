@@ -294,10 +294,7 @@ def _now() -> str:
 
 
 def lookalikes(scope: str, trusted: Trusted, own: Iterable[str] = (), published: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the publishers with names that look like the publisher of a scope, and are not the same.
-
-    A publisher that is trusted is not compared with those that only `published` something: anyone can do that.
-    """
+    """Return other publishers with a similar name; a trusted one is not compared with all who `published`."""
     name = scope.partition("/")[0]
     known = {known.partition("/")[0] for known in (*trusted.publishers, *own, BUILTIN_NAMESPACE)}
     others = known if name in known else {*known, *published}

@@ -71,10 +71,7 @@ def waits_first(origin: Provenance, touches: Effects) -> bool:
 def reasons(
     touches: Effects, first_runs: Collection[Provenance], *, is_tainted: bool = False, packages: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Return why the owner is asked, a phrase each; nothing where the plan need not wait.
-
-    `first_runs` are the origins of the content in it that the owner never let run.
-    """
+    """Return why the owner is asked, a phrase each; `first_runs` are origins of content that never ran here."""
     response: list[str] = []
     if is_tainted:
         response.append("was called after words from outside were read")

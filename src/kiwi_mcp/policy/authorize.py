@@ -92,10 +92,7 @@ def authorize(plan: Plan, rights: Rights) -> Verdict:
 
 
 def use_verdicts(plan: Plan, rights: Rights) -> Iterator[tuple[ResourceKind, str, Verdict]]:
-    """Yield the verdict of every grant on what a plan uses besides its items.
-
-    That is the host that it calls or the program that it starts, and its variables.
-    """
+    """Yield each grant's verdict on the host that a plan calls or the program it starts, and on its variables."""
     match plan.spec:
         case HttpSpec(url=url) as spec:
             host, request = _target(url), _request(spec)

@@ -81,10 +81,7 @@ def anchored(pattern: str, project: str) -> tuple[str, ...]:
 
 
 def below(folder: str, patterns: Iterable[str], most: int) -> Iterator[tuple[str, str]]:
-    """Yield the paths below a folder that match a pattern, with the pattern; only folders that can match are searched.
-
-    Matches are not searched further, and links are not followed.
-    """
+    """Yield the paths below a folder that match a pattern, and the pattern. Links are not followed."""
     met = {pattern: _through(pattern, folder) for pattern in patterns}
     waiting: list[tuple[str, _Met]] = [(folder, {pattern: places for pattern, places in met.items() if places})]
     seen = 0

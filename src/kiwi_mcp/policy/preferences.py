@@ -118,10 +118,7 @@ class Preferences(Struct, frozen=True):
 
 
 def owner_preferences(user: Path) -> Preferences:
-    """Return the preferences of a user space; read again only when the file changed.
-
-    An error in the file does not block any tools: the defaults apply then, and the error is reported.
-    """
+    """Return the preferences of a user space. With a fault in the file the defaults apply, and it is reported."""
     path = f"{user}/{FILE_NAME}"
     stat = owner_stamp(path)
     known = _read.get(path)

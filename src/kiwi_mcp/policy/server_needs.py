@@ -102,10 +102,7 @@ def _not_given(path: str, server: str, access: str) -> Issue:
 
 
 def _paths(word: str) -> Iterator[Path]:
-    """Yield the paths that a word is, or a list of them, or that follow on `=` in it; a link is followed to its end.
-
-    A path that is not there counts if it can be made.
-    """
+    """Yield the paths in a word, also behind `=`, with links followed; one that is missing counts if it can be made."""
     text = word.rpartition("=")[2] if word.startswith("-") else word
     parts = re.split(r"[:,](?=[/~])", text)
     if "${" in text or not all(part.startswith(("/", "~/")) for part in parts):

@@ -12,7 +12,7 @@ from hmac import compare_digest
 from pathlib import Path
 from typing import Literal
 
-from msgspec import Struct, ValidationError, convert, field
+from msgspec import Struct, ValidationError, convert, field, to_builtins
 
 from kiwi_mcp.domain.calls import IDENTITY_KINDS, IdentityKind, Principal
 from kiwi_mcp.domain.errors import Conflict, InvalidRequest, KiwiError, NotFound, TokenRefused, Unavailable
@@ -73,17 +73,9 @@ class GatewayToken(Struct, frozen=True):
 
     def to_json(self) -> JsonObject:
         """Return the token as lists show it: without its hash."""
-        return {
-            "name": self.name,
-            "namespaces": list(self.namespaces),
-            "right": self.right,
-            "tools": self.can_use_tools,
-            "author": self.can_author,
-            "manage": self.can_manage,
-            "as": self.kind,
-            "principal": self.principal,
-            "created_at": self.created_at,
-        }
+        row: dict[str, Json] = to_builtins(self)
+        del row["sha256"]
+        return {**row, "principal": self.principal}
 
 
 class _TokenFile(Struct):
@@ -107,10 +99,7 @@ class TokenStore:
         return self._known
 
     def find(self, secret: str) -> GatewayToken | None:
-        """Return the token with this secret.
-
-        All tokens are compared in constant time, so that timing reveals nothing.
-        """
+        """Return the token with this secret. All are compared in constant time, so that timing reveals nothing."""
         given, found = sha256(secret.encode(errors="replace")).hexdigest(), None
         for token in self.all():
             found = token if compare_digest(token.sha256, given) else found

@@ -91,10 +91,7 @@ class FileCheck:
 
 
 def load_index(path: Path, etag: str, encoder: str) -> tuple[CardIndex, FileCheck] | None:
-    """Return the saved index of a source at an etag, and the check that is left to do.
-
-    None if there is none, or it is damaged or of another release.
-    """
+    """Return the saved index at an etag, if it is sound and of this release, and the check that is left to do."""
     try:
         # Without O_NONBLOCK, a pipe in its place would block until a writer opens it.
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -188,10 +188,7 @@ _SAMPLE = 1_000
 
 
 class SourceIndex:
-    """The index of one source; several threads may use it.
-
-    It is saved to disk if the source has an etag, so that the next process need not list the source.
-    """
+    """The index of one source. It is saved if the source has an etag: the next process need not list it."""
 
     def __init__(self, encoder: str, source: CardSource) -> None:
         self.index = CardIndex(encoder)
@@ -212,10 +209,7 @@ class SourceIndex:
         self._lock = Lock()
 
     def follow(self, source: CardSource) -> bool:
-        """Bring the index up to date with its source, and return whether the source has changed.
-
-        A source with the same etag as before, in memory or on disk, is not listed.
-        """
+        """Bring the index up to date, and return whether the source changed; one with a known etag is not listed."""
         etag = source.etag()
         with self._lock:
             if etag and etag == self._etag:

@@ -146,10 +146,7 @@ def score_segment(query: ParsedQuery, terms: Mapping[str, Term], segment: Segmen
 
 
 def normalize(query: ParsedQuery, terms: Mapping[str, Term], views: Sequence[SegmentScores]) -> float:
-    """Normalize the word scores of all views by the best card, and return how far words can be trusted.
-
-    Each clause is normalized by its own best card, so that a short clause counts too.
-    """
+    """Normalize the word scores of each clause by its own best card, and return how far words can be trusted."""
     least = np.full(len(query.texts), _SMALLEST_SCORE, np.float32)
     most = np.max([least, *(view.words.max(axis=1) for view in views)], axis=0)
     full = [sum(terms[word].rarity * _weight(count) for word, count in counted.items()) for counted in query.counted]

@@ -69,10 +69,7 @@ class RecallMatch(NamedTuple):
     """Whether the item may pass one that was never used."""
 
     def lifted(self, score: float, first: float) -> float:
-        """Return the lifted score of the item, which is never lower.
-
-        `first` is a score that it passes only if the match is sure.
-        """
+        """Return the lifted score of the item, never a lower one; it passes `first` only if the match is sure."""
         lifted = score + self.lift * max(0.0, self.pull - score)
         return lifted if self.is_sure or lifted <= first else max(score, first - _STEP * (1 - lifted))
 
@@ -241,10 +238,7 @@ _Key = tuple[str, str]
 
 
 class RecallWorker:
-    """What one owner's store remembers; several threads may use it. An empty actor is the owner.
-
-    `encoder` is the name of the encoder that `load` gives: stored vectors can be read before it is loaded.
-    """
+    """What one owner's store remembers; `encoder` is the name of what `load` gives. An empty actor is the owner."""
 
     def __init__(
         self, access: RecallAccess, load: Callable[[], Encoder | None] | None = None, encoder: str | None = None

@@ -124,10 +124,7 @@ class RecentSearches:
             self._write(who, found)
 
     def used(self, who: Searcher, identity: str, *, is_run: bool) -> SearchIntent | None:
-        """Return the query that found the item that is used now; None if there was none, or if this use is known.
-
-        That is the latest search with the item among its hits, if the item was near the top.
-        """
+        """Return the latest query that showed the item near the top, unless this use of it is known."""
         item, now = identity.partition("@")[0], self._clock()
         with self._lock:
             searches = [*(self.searches.get(who) or self._read(who))]
@@ -181,10 +178,7 @@ class RecallAccess(Struct, frozen=True):
 
 
 class RecallLog:
-    """Remembers which searches led to a use of an item, unless the owner disabled that.
-
-    `file` holds recent searches for the next process, where each command is a process of its own.
-    """
+    """Remembers which searches led to a use of an item; `file` holds recent searches for the next process."""
 
     def __init__(self, access: RecallAccess, file: Path | None = None) -> None:
         self._access = access

@@ -274,10 +274,7 @@ def merge(segments: Sequence[Segment]) -> Segment:
 
 
 def impacts_of(counts: FieldCounts, slots: Slots, cards: int, usual: Floats | None = None) -> tuple[Floats, Floats]:
-    """Return the impact of each word on its card, from 0 to 1 (BM25F), and the usual length of each field.
-
-    The usual lengths are taken from these cards unless they are given.
-    """
+    """Return the impact of each word on its card, from 0 to 1 (BM25F), and the usual length of each field."""
     lengths = np.stack([np.bincount(slots, column, cards) for column in counts.T], axis=1).astype(np.float32)
     if usual is None:
         usual = np.maximum(lengths.mean(axis=0), np.float32(1)) if cards else np.ones(len(FIELDS), np.float32)

@@ -176,10 +176,7 @@ def find_candidates(
     names: Iterable[str] = (),
     fresh: Sequence[VersionInfo] = (),
 ) -> CandidatePool:
-    """Return the cards that may match a query, and the items with some names, such as recalled ones.
-
-    An item without a card is left out. The server's index does not have the `fresh` items yet.
-    """
+    """Return cards that may match a query, those with some names, and `fresh` ones that are not indexed yet."""
     lexicon = _Lexicon(candidates)
     shares = _shares(query, lexicon)
     held, total = lexicon.held, lexicon.counts.total

@@ -34,10 +34,7 @@ _ASKING = frozenset({
 
 
 def word_weight(word: str) -> float:
-    """Return the weight of a word, from 0.5 for the most common one to 1 for a rare one.
-
-    A word that people use to ask for anything has half of that.
-    """
+    """Return the weight of a word, from 0.5 for the most common to 1; words that ask for anything have half."""
     ranks, asked = _ranks(), _ASKED if word in _ASKING else 1.0
     return asked * (_LEAST + (1 - _LEAST) * log(ranks.get(word, len(ranks))) / log(len(ranks)) if ranks else 1.0)
 

@@ -119,10 +119,7 @@ class Database(Protocol):
         """Begin to write: one writer at a time, no half of it ever visible, durable once the block has ended."""
 
     def transaction_now(self) -> AbstractContextManager[Transaction | None]:
-        """Begin to write without waiting. Yields None if that is not possible; use `transaction` then.
-
-        The data survives the end of this process once the block has ended, and a power loss after the next `settle`.
-        """
+        """Begin to write without waiting; None if that is impossible. `settle` makes it outlive a loss of power."""
 
     def settle(self) -> None:
         """Let all that was written outlive a loss of power."""

@@ -158,10 +158,7 @@ def _write(path: str, data: bytes) -> None:
 
 
 def shorten(result: Json, kept: StoredOutput | None, text: str | None = None) -> JsonObject:
-    """Return the words of an answer that carry a result: whole, or a preview and a handle where it is large.
-
-    `text` is the result as `result_text` gives it, where that is known.
-    """
+    """Return a result for an answer: whole, or a preview and a handle; `text` is its `result_text`, if known."""
     text = result_text(result) if text is None else text
     if len(text) <= INLINE_LIMIT or kept is None:
         return {"result": result}

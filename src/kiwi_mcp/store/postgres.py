@@ -320,10 +320,7 @@ class PostgresDatabase:
         return response
 
     def stamp(self) -> int:
-        """Return the change counter of the server, which grows in the transaction of each change.
-
-        With the number of the transaction that wrote it last, it differs after a backup was restored, too.
-        """
+        """Return the change counter of the server, and which transaction wrote it: that differs after a restore."""
         rows = self.read("select value, xmin::text::bigint from change_counter")
         if not rows:  # then no change would ever be noticed
             raise _incomplete(self.url, "row of the change counter")

@@ -134,10 +134,7 @@ class Receipts:
             raise _refused(fault) from fault
 
     def add_now(self, receipt: Receipt) -> bool:
-        """Write down a call without waiting, and say whether that was done; if not, `add` it where waiting is no harm.
-
-        A loss of power may take it away until the chain is settled, so it is for what changed nothing.
-        """
+        """Write a receipt of what changed nothing, if no waiting is needed; a power loss may take it away."""
         try:
             with self._database.transaction_now() as transaction:
                 if transaction is None:

@@ -42,10 +42,7 @@ _lock = Lock()
 
 
 class RunRetention(Struct, frozen=True):
-    """How much is kept: the newest runs, none older than some days, and the newest of their large results.
-
-    A thousand runs more may be there, as the oldest go in steps.
-    """
+    """How much is kept: the newest runs (the oldest go in steps), and the newest of their large results."""
 
     count: int = 10_000
     days: int = 90
@@ -134,10 +131,7 @@ class Runs:
             _record(transaction, ended, result)
 
     def record_now(self, ended: Sequence[EndedRun]) -> bool:
-        """Record runs of one store in one transaction, without waiting; return whether that was done.
-
-        If not, `add` them where waiting is no harm.
-        """
+        """Record runs in one transaction, without waiting; return whether that was done. If not, `add` them."""
         for one in ended:
             if _is_due(one.run):
                 return False
@@ -205,10 +199,7 @@ class Runs:
         return data
 
     def prune(self, now: int) -> Pruned:
-        """Remove the runs that the retention no longer keeps at a time in milliseconds, in one bounded step.
-
-        The retention applies to the actor's own runs only. Other actors choose their own.
-        """
+        """Remove runs of the actor that are no longer kept at a time in milliseconds, in one bounded step."""
         first, (own, values) = self._first_kept(now), self._own()
         old_runs = f"from runs where {own} and id < ? order by id limit ?"
         if not self._database.read(f"select 1 {old_runs}", (*values, first, 1)) and not self._excess():
@@ -288,10 +279,7 @@ def _refused(fault: IntegrityFault) -> StoreUnavailable:
 
 
 def _is_due(run: RunRecord) -> bool:
-    """Whether it falls to a run to prune: to one in 1,024, and to one in 32 of those with large results.
-
-    Chance decides, by the noise in the id: processes that make a single call take their share.
-    """
+    """Whether it falls to a run to prune, by the noise in its id: one in 1,024, or in 32 with large results."""
     return run.id.endswith("0" if run.result_sha256 else "00")
 
 

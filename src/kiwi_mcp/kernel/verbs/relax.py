@@ -22,8 +22,7 @@ from kiwi_mcp.kernel.verb import OWNER, AnyJson, Argument, NameText, Option, Pro
 from kiwi_mcp.kernel.verbs.why import explain_holding
 from kiwi_mcp.kernel.view import ViewItem, rows
 from kiwi_mcp.policy.authorize import verify
-from kiwi_mcp.policy.external_code import external_code
-from kiwi_mcp.policy.isolation import IsolationDecision, decide_isolation, remedy
+from kiwi_mcp.policy.isolation import IsolationDecision, decide_isolation, external_code, remedy
 from kiwi_mcp.policy.policy_files import minimum
 from kiwi_mcp.store.authors import Relaxation
 

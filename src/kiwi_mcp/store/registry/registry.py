@@ -121,10 +121,7 @@ class Registry:
     def publish(
         self, releases: Sequence[CheckedRelease], events: Sequence[RegistryEvent] = (), *, is_seeding: bool = False
     ) -> tuple[PublishResult, ...]:
-        """Seal releases as versions and set the status of versions, in one transaction.
-
-        A version that is already stored with the same content stays as it is.
-        """
+        """Seal releases and set the status of versions, in one transaction; what is stored already stays."""
         drafts = version_drafts(releases, self.actor, is_seeding=is_seeding)
         database, sight = self._database, self._sight
         with database.transaction() as transaction:
@@ -135,10 +132,7 @@ class Registry:
         return tuple(published[release.name] for release in releases)
 
     def named(self, tool_id: str, namespace: str | None = None) -> tuple[VersionInfo, ...]:
-        """Return every version of a short name, by the order of the actor's namespaces, newest first.
-
-        With `namespace`, return only the versions in that namespace, also if the actor is not a member of it.
-        """
+        """Return every version of a short name, in one namespace or in the actor's in their order; newest first."""
         spaces = self.actor.order if namespace is None else (namespace,)
         if not is_tool_id(tool_id) or not all(map(is_safe_path, spaces)):
             return ()

@@ -39,10 +39,7 @@ AnyLinked = TypeVar("AnyLinked", bound=Linked)
 
 
 def order(versions: Iterable[AnyLinked], *, what: str = "The set of versions") -> tuple[AnyLinked, ...]:
-    """Return versions with executors first, or refuse them all: a cycle, a long chain, a pin to other content.
-
-    A pin to a version outside of this set is not checked here.
-    """
+    """Return versions with executors first; refuse a cycle, a long chain, or a pin to other content here."""
     by_name = {version.name: version for version in versions}
     digests = {name: version.digest for name, version in by_name.items()}
     depths: dict[VersionName, int] = {}
@@ -182,10 +179,7 @@ def bad_name(name: VersionName, place: str) -> Iterator[Issue]:
 
 
 def bad_pin(pin: Pin, namespace: str) -> Iterator[Issue]:
-    """Yield the faults of the pin to the executor of an item in a namespace.
-
-    The item's digest covers the reference and not the pin, so the pin must match the reference.
-    """
+    """Yield the faults of a pin: the item's digest covers its reference alone, so the pin must match that."""
     yield from bad_name(pin.name, "executor.")
     if not is_digest(pin.digest):
         yield Issue("executor.digest", f"{pin.digest[:MAX_WORD]!r} is not a digest", _AGAIN)

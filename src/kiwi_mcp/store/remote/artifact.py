@@ -241,10 +241,7 @@ class BlobFile(Struct, frozen=True):
 
 
 def encode(release: Release) -> Artifact:
-    """Return a version as an artifact: the same bytes for the same version, wherever it is encoded.
-
-    The status and the visibility can change later, so they are not part of it: a yank leaves the artifact unchanged.
-    """
+    """Return a version as an artifact: always the same bytes, since status and visibility are no part of it."""
     blobs = {release.digest: release.statement, **{f"sha256:{file.sha256}": file.data for file in release.files}}
     files = [BlobFile(one.path, f"sha256:{one.sha256}", len(one.data), one.is_executable) for one in release.files]
     return Artifact(encode_manifest(release, len(release.statement), files), blobs)

@@ -144,10 +144,7 @@ class LayoutIndex(Struct, frozen=True):
 
     @classmethod
     def read_partial(cls, data: bytes, what: str) -> LayoutIndex:
-        """Return the index of a server, which may leave out executors and states each closure instead.
-
-        A stated closure is compared with that of the version when the version is copied.
-        """
+        """Return the index of a server, which may leave out executors and states closures; copying compares those."""
         entries = read_entries(data, what)
         if not all(entry.closure for entry in entries):
             return _ordered(what, entries)
@@ -396,10 +393,7 @@ def _stamp(folder: int) -> LayoutStamp:
 
 
 def read_release(entry: LayoutEntry, read: Read) -> CheckedRelease:
-    """Return the version of an entry with every byte checked; entry and artifact have to agree.
-
-    Every version from elsewhere passes this check: from a folder, from a server, and from a client that pushes.
-    """
+    """Return the version of an entry with every byte checked. Every version from elsewhere passes this check."""
     what = str(entry.name)
     try:
         manifest = read(entry.artifact, entry.size)

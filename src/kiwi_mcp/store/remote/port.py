@@ -46,11 +46,7 @@ class RemoteRegistry(Protocol):
 
 
 class LocalRegistry:
-    """A registry in a database.
-
-    `is_own` says that it is the user's own store, which takes copies of any namespace; to a shared one an actor
-    publishes in their namespaces alone.
-    """
+    """A registry in a database; the user's own (`is_own`) takes copies of any namespace."""
 
     etag = ""
 

@@ -108,10 +108,7 @@ class RegistryLayout:
         raise NotFound(f"The registry has no blob {digest[:80]}.", suggestion="Read the index again.")
 
     def push(self, data: bytes, read: Read, check: Check) -> Sequence[PublishResult]:
-        """Publish the versions of an index that are new here, and apply its status notes: all of it, or nothing.
-
-        `read` returns the blobs that were sent before. A blob that the actor can read here need not be sent.
-        """
+        """Publish what is new in an index, and apply its status notes; `read` returns blobs that were sent."""
 
         def read_any(digest: str, size: int) -> bytes:
             try:

@@ -348,10 +348,7 @@ async def pull(
     report: Report = silent,
     admit: Admit | None = None,
 ) -> Sequence[PublishResult]:
-    """Copy one version and all its dependencies, the version last; on any fault nothing is written.
-
-    `admit` refuses versions that may not come in.
-    """
+    """Copy one version and all its dependencies, the version last; on a fault or refusal nothing is written."""
     snapshot, target_has = await snapshot_of(source, wanted), await snapshot_of(target, wanted)
     name = wanted.choose(snapshot, namespaces)
     if name.namespace == BUILTIN_NAMESPACE:
