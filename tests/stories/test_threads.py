@@ -102,12 +102,32 @@ def test_a_thread_in_the_background_is_run_by_a_worker_that_ends(terminal: Termi
     assert '"type":"completed"' in terminal.run("thread", "export", thread_id).stdout
 
 
+@pytest.mark.req("K-TH-06")
+def test_a_home_with_a_schedule_sleeps_until_its_time_and_wakes_for_a_thread(terminal: Terminal) -> None:
+    asked = Event()
+    terminal.model.default = lambda _: say("Birds.")
+    terminal.model.on_request = lambda _: asked.set()
+    terminal.run("schedule", "add", "tick", "study", "* * * * * *")
+    assert asked.wait(PATIENCE)
+    terminal.run("schedule", "remove", "tick")
+    assert terminal.worker_has_ended()
+    terminal.run("schedule", "add", "yearly", "study", "0 0 1 1 *", "--zone", "Europe/Zurich")
+    due = terminal.user / "state" / "worker.due"
+    started = terminal.json("thread", "start", "study")["thread_id"]
+    assert terminal.json("thread", "watch", started)["status"] == "completed"
+    listed = terminal.json("schedule", "list")
+    assert (listed["schedules"][0]["next_at"][11:], listed.get("warnings")) == ("23:00:00.000Z", None)
+    terminal.run("schedule", "remove", "yearly")
+    assert terminal.worker_has_ended()
+    assert not due.exists()
+
+
 def test_only_one_worker_runs_for_a_home(terminal: Terminal) -> None:
     (terminal.user / "state").mkdir(exist_ok=True)
     with (terminal.user / "state" / "worker.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         started = terminal.json("thread", "start", "study")
-        assert terminal.json("worker") == {"threads": 0}
+        assert terminal.json("worker", "--while-pending") == {"threads": 0}
     assert terminal.json("thread", "show", started["thread_id"])["status"] == "queued"
     assert terminal.json("thread", "cancel", started["thread_id"])["status"] == "cancelled"
 
@@ -165,7 +185,7 @@ def test_threads_of_a_worker_that_was_killed_are_continued_at_once(terminal: Ter
     with (terminal.user / "state" / "worker.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         thread_id = terminal.json("thread", "start", "study")["thread_id"]
-    worker = subprocess.Popen([sys.executable, "-m", "kiwi_mcp", "worker"], cwd=terminal.project)
+    worker = subprocess.Popen([sys.executable, "-m", "kiwi_mcp", "worker", "--until-idle"], cwd=terminal.project)
     assert asked.wait(PATIENCE)
     worker.kill()
     worker.wait(PATIENCE)

@@ -71,6 +71,7 @@ KiwiError
 │   ├── LeaseLost
 │   ├── ThreadTaken
 │   ├── ThreadEnded
+│   ├── RecoveryLimit
 │   └── ThreadWaiting
 ├── ToolFailed          look at the tool's message and logs; only the Python API raises it
 └── Internal            report the incident id
@@ -864,6 +865,19 @@ class ThreadTaken(Conflict):
         super().__init__(
             f"Another process runs the thread {thread_id}.",
             suggestion=f"Watch it with `kiwi thread watch {thread_id}`, or try again when that process has ended.",
+            thread_id=thread_id,
+        )
+
+
+class RecoveryLimit(Conflict):
+    """A thread was taken over too often from processes that died."""
+
+    code, error = "recovery_limit", "Recovered too often"
+
+    def __init__(self, thread_id: str, most: int) -> None:
+        super().__init__(
+            f"The processes that ran the thread {thread_id} died more than {most} times.",
+            suggestion="Find out what ends them, such as a tool that uses all memory, then start the thread again.",
             thread_id=thread_id,
         )
 

@@ -152,6 +152,13 @@ class Thread(Struct, frozen=True):
     ended_at: int = 0
     owner: str = ""
     """The user of the store who owns it; set by the store."""
+    queue: str = "default"
+    priority: int = 0
+    """Threads with a higher number are taken first."""
+    wake_at: int = 0
+    """When a thread that waits continues even if nothing happened, in milliseconds since 1970; 0 for never."""
+    recoveries: int = 0
+    """How often the thread was taken over from a process that died, since it last waited."""
 
     @property
     def is_detached(self) -> bool:
@@ -169,7 +176,8 @@ class ThreadChanges(Struct, frozen=True, omit_defaults=True):
 
     status: ThreadStatus | None = None
     waits_for: WaitReason = ""
-    """Stored with `status`."""
+    """Stored with `status`, as is `wake_at`."""
+    wake_at: int = 0
     model: str | None = None
     is_tainted: bool | None = None
     limits: ThreadLimits | None = None

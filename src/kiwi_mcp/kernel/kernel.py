@@ -32,6 +32,7 @@ from kiwi_mcp.kernel.context import Services, VerbContext
 from kiwi_mcp.kernel.mcp_servers import check_server, complete
 from kiwi_mcp.kernel.paths import cache_folder, made_private, user_space
 from kiwi_mcp.kernel.recorder import CallRecord
+from kiwi_mcp.kernel.threads.wake import start_if_due
 from kiwi_mcp.kernel.tool_names import item_type_for, kind_of, offer_of
 from kiwi_mcp.kernel.verb import (
     ACTIONS,
@@ -114,6 +115,7 @@ class Kernel:
             is_short_lived=is_short_lived,
             served=served,
         )
+        start_if_due(self._user)
 
     async def call(self, verb: str, payload: JsonObject, caller: Caller = NO_CALLER) -> Answer:
         """Answer one verb. Refusals are answers too; only cancellation passes through."""

@@ -198,6 +198,12 @@ class Approvals:
             rows = self._database.read(f"{_READ} {where} order by id desc limit ?", (self._owner, *values, limit))
         return tuple(_current(_approval(row), now) for row in rows)
 
+    def is_awaited(self) -> bool:
+        """Whether a thread waits for an approval."""
+        statement = "select 1 from threads where owner = ? and status = 'waiting' and waits_for = 'approval' limit 1"
+        with within(_PATIENCE):
+            return bool(self._database.read(statement, (self._owner,)))
+
     def unknown(self, digests: Collection[str]) -> tuple[str, ...]:
         """Return those of some digests that the owner never let run."""
         statement = "select 1 from first_runs where owner = ? and digest = ?"

@@ -16,6 +16,7 @@ TABLES = (
     "runs", "mcp_servers", "mcp_definitions", "tasks", "receipts", "authors", "relaxations", "approvals",
     "approval_rules", "approval_numbers", "first_runs", "remembered", "started_calls", "threads", "thread_events",
     "thread_blobs", "budget_ledger", "budget_days", "rate_calls", "questions", "thread_deltas",
+    "schedules", "occurrences", "workers", "queue_starts",
 )  # fmt: skip
 REBUILT = frozenset(
     {

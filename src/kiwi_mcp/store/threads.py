@@ -62,8 +62,10 @@ _MOVING = (
     "reserved_tokens", "finish_reason", "code", "message", "updated_at", "ended_at", *_USED,
 )  # fmt: skip
 _MOVED = _MOVING[: -len(_USED)]
+_QUEUED = ("queue", "priority", "wake_at", "recoveries")
+"""The columns that only say when a thread runs; the journal does not have them."""
 _COLUMNS = (
-    *_FIXED, *_MOVING, "lease", "limits", "spend_limit", "token_limit", "inputs", "inputs_sha256", "result",
+    *_FIXED, *_MOVING, *_QUEUED, "lease", "limits", "spend_limit", "token_limit", "inputs", "inputs_sha256", "result",
     "result_sha256", "erased_at",
 )  # fmt: skip
 _ADD = f"insert into threads ({', '.join(_COLUMNS)}) values ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - our own names
@@ -74,8 +76,11 @@ _ADD_EVENT = """insert into thread_events (thread_id, seq, at, kind, body, body_
 _EVENTS = """select e.seq, e.at, e.kind, e.body, b.content, e.body_sha256, e.changes, e.sha256 from thread_events e
   left join blobs b on e.body is null and b.sha256 = e.body_sha256
   where e.thread_id = ? and e.seq > ? order by e.seq limit ?"""
-_TAKE = """update threads set lease = lease + 1, lease_owner = ?, beat_at = ?
+_TAKE = """update threads set recoveries = recoveries + case when lease_owner in ('', ?) then 0 else 1 end,
+  lease = lease + 1, lease_owner = ?, beat_at = ?
   where id = ? and ended_at = 0 and (lease_owner in ('', ?) or beat_at < ?)"""
+_RELEASE = """update threads set recoveries = case when status = 'running' then recoveries else 0 end, lease_owner = ''
+  where id = ? and lease = ?"""
 _ADD_DELTA = """insert into thread_deltas (thread_id, seq, n, text)
   select id, seq + 1, ?, ? from threads where id = ? and lease = ?"""
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -220,13 +225,7 @@ class Threads:
     def take(self, thread_id: str, process: str, now: int, gone: str = "") -> Thread:
         """Take the lease of a thread that no process has, or whose process gave no sign for 15 seconds or is `gone`."""
         with quick_transaction(self._database) as transaction:
-            is_taken = transaction.write(_TAKE, (clean(process), now, thread_id, gone, now - STALE_MS))
-            found = _required(transaction, thread_id)
-            if found.is_ended:
-                raise ThreadEnded(thread_id, found.status)
-            if not is_taken:
-                raise ThreadTaken(thread_id)
-            return found
+            return take_in(transaction, thread_id, process, now, gone)
 
     def beat(self, thread_ids: Sequence[str], process: str, now: int) -> Mapping[str, str]:
         """Renew the leases of a process, and return the command for each thread that it still has."""
@@ -241,9 +240,7 @@ class Threads:
     def release(self, thread: Thread) -> None:
         """Give the lease of a thread back; where it was lost, nothing changes."""
         with quick_transaction(self._database) as transaction:
-            transaction.write(
-                "update threads set lease_owner = '' where id = ? and lease = ?", (thread.id, thread.lease)
-            )
+            transaction.write(_RELEASE, (thread.id, thread.lease))
 
     def command(self, thread_id: str, command: Literal["", "pause", "cancel"]) -> None:
         """Leave a command for the process that runs a thread. `cancel` cannot be taken back."""
@@ -343,6 +340,18 @@ def _tree_counts(transaction: Transaction, parent: Thread) -> tuple[int, int]:
     return int(str(found[0][0][0])), int(str(found[1][0][0]))
 
 
+def take_in(transaction: Transaction, thread_id: str, process: str, now: int, gone: str = "") -> Thread:
+    """Take the lease of a thread inside a transaction; a thread that a process lost counts one more recovery."""
+    values = (clean(process), clean(process), now, thread_id, gone, now - STALE_MS)
+    is_taken = transaction.write(_TAKE, values)
+    found = _required(transaction, thread_id)
+    if found.is_ended:
+        raise ThreadEnded(thread_id, found.status)
+    if not is_taken:
+        raise ThreadTaken(thread_id)
+    return found
+
+
 def append_in(
     transaction: Transaction, thread: Thread, events: Sequence[NewEvent], changes: ThreadChanges | None = None
 ) -> AppendedEvents:
@@ -391,6 +400,7 @@ def _projection(transaction: Transaction, thread: Thread, changes: ThreadChanges
     if changes.status is not None:
         words["status"] = sets["status"] = changes.status
         words["waits_for"] = sets["waits_for"] = changes.waits_for
+        sets["wake_at"] = fields["wake_at"] = changes.wake_at
         if changes.status in ENDED:
             words["ended_at"] = sets["ended_at"] = at
             sets["lease_owner"] = ""
@@ -463,19 +473,21 @@ def _create(transaction: Transaction, thread: Thread, events: Sequence[NewEvent]
     inputs = _encode(thread.inputs)
     limits = asdict(thread.limits)
     at = thread.created_at
-    names = ("item", "directive", "digest", "starter", "project", "model")
+    names = ("item", "directive", "digest", "starter", "project", "model", "queue")
     new = replace(
         thread,
         root_id=thread.root_id or thread.id,
         seq=0,
         head="",
         lease=0,
+        wake_at=0,
+        recoveries=0,
         usage=ThreadUsage(),
         updated_at=at,
         **{name: clean(getattr(thread, name)) for name in names},
     )
     cells: dict[str, Value] = {
-        **{name: getattr(new, name) for name in (*_FIXED, *_MOVED)},
+        **{name: getattr(new, name) for name in (*_FIXED, *_MOVED, *_QUEUED)},
         **dict.fromkeys(_USED, 0),
         "parent_id": new.parent_id or None,
         "rights": _encode(new.rights),
@@ -536,7 +548,7 @@ def _thread(source: Database | Transaction, row: Row) -> Thread:
     cells: dict[str, Json] = dict(zip(_COLUMNS, row, strict=True))
     place = f"thread {cells['id']}"
     fields: dict[str, Json] = {
-        **{name: cells[name] for name in (*_FIXED, *_MOVED, "lease")},
+        **{name: cells[name] for name in (*_FIXED, *_MOVED, *_QUEUED, "lease")},
         "parent_id": cells["parent_id"] or "",
         "is_tainted": bool(cells["is_tainted"]),
         "rights": as_object(_read(cells["rights"], place)),

@@ -15,7 +15,7 @@ from kiwi_mcp.domain.calls import NO_CALLER, Caller
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.kernel.threads import wake
-from kiwi_mcp.kernel.verbs import thread
+from kiwi_mcp.kernel.verbs import schedule, thread
 
 DIRECTIVE = """# {name}
 
@@ -110,7 +110,7 @@ async def agents(
     home: Path, project: Path, scripted_model: ScriptedModel, monkeypatch: pytest.MonkeyPatch, anyio_backend: str
 ) -> AsyncIterator[Agents]:
     """Give a home whose only provider is the scripted model. Threads run in the kernel of the test, in no worker."""
-    for module in (thread, wake):
+    for module in (thread, schedule, wake):
         monkeypatch.setattr(module, "start_worker", lambda _: None)
     user = home / ".ai"
     (user / "tools").mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,6 @@ from tests.kernel.threads.conftest import Agents
 from tests.plugins.scripted_model import ScriptedTurn, say, stall, use
 
 from kiwi_mcp.kernel.threads.runner import ThreadRunner
-from kiwi_mcp.kernel.threads.worker import run_worker
 from kiwi_mcp.store.threads import ThreadFilter
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("loopback")]
@@ -53,7 +52,7 @@ async def test_a_wait_that_times_out_returns_what_there_is_and_detached_children
     tree = ThreadFilter(root_id=done["thread_id"])
     later, slow, quick, _ = runner.stores.threads.list(tree)
     assert (quick.status, slow.status, later.status) == ("completed", "cancelled", "queued")
-    await run_worker(runner, agents.user)
+    await agents.call("worker", until_idle=True)
     later = runner.stores.threads.get(later.id)
     assert (later.status, later.result) == ("completed", "Later.")
     for one in runner.stores.threads.list(tree):

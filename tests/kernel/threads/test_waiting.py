@@ -100,7 +100,7 @@ async def test_a_worker_waits_for_the_lease_of_a_process_that_died_elsewhere(
         cancelled = await agents.call("thread", action="cancel", thread_id=thread_id)
         assert cancelled.content["status"] == "queued"
     agents.model.will(*([] if is_cancelled else [say("Done.")]))
-    assert (await agents.call("worker")).content == {"threads": 1}
+    assert (await agents.call("worker", until_idle=True)).content == {"threads": 1}
     done = await agents.read("thread", action="show", thread_id=thread_id)
     assert done["status"] == ("cancelled" if is_cancelled else "completed"), done
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -14,26 +14,61 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import NO_CALLER, PERSON, Caller
-from kiwi_mcp.domain.errors import ApprovalNotFound, KiwiError, LeaseLost, PolicyDenied, ThreadEnded, ThreadTaken
-from kiwi_mcp.domain.json import Json, as_list, as_object, as_text
+from kiwi_mcp.domain.errors import (
+    ApprovalNotFound,
+    KiwiError,
+    LeaseLost,
+    PolicyDenied,
+    RecoveryLimit,
+    ThreadEnded,
+    ThreadTaken,
+)
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.messages import ToolCallPart
-from kiwi_mcp.domain.threads import NewEvent, Thread, ThreadChanges, ThreadEvent, ThreadObserver, unobserved
+from kiwi_mcp.domain.threads import (
+    NewEvent,
+    Thread,
+    ThreadChanges,
+    ThreadEvent,
+    ThreadObserver,
+    ThreadQuestion,
+    unobserved,
+)
 from kiwi_mcp.domain.times import now_ms
 from kiwi_mcp.engine.inline import run_to_wait
-from kiwi_mcp.kernel.context import Services
+from kiwi_mcp.engine.queue import QueueLimits, choose
+from kiwi_mcp.kernel.context import Context, Services
 from kiwi_mcp.kernel.threads import wake
 from kiwi_mcp.kernel.threads.cassette import RecordedReplies
 from kiwi_mcp.kernel.threads.loop import advance, stop_turn
-from kiwi_mcp.kernel.threads.start import StartRequest, inherited_hooks, new_thread, unsigned_items
+from kiwi_mcp.kernel.threads.start import (
+    StartRequest,
+    inherited_hooks,
+    new_thread,
+    start_message,
+    unsigned_items,
+)
 from kiwi_mcp.kernel.threads.state import PromptStart, rebuild
 from kiwi_mcp.kernel.threads.steps import End, Step, Wait, end, pause
-from kiwi_mcp.kernel.threads.work import ThreadStores, ThreadWork
+from kiwi_mcp.kernel.threads.work import (
+    CONTINUE,
+    START,
+    STOP,
+    ThreadStores,
+    ThreadWork,
+    new_question,
+    store_question,
+)
+from kiwi_mcp.store.database import Transaction
+from kiwi_mcp.store.queue import LiveThread, OpenQuestions
 from kiwi_mcp.store.threads import STALE_MS, ThreadFilter
 
 _log = logging.getLogger("kiwi")
 _BEAT = 3.0
 """How many seconds pass between two signs of life, which also bring commands of other processes."""
-_MOST_CHILDREN, _MOST = 1_000, 1_000
+_MOST_CHILDREN = 1_000
+_MOST_RECOVERIES = 10
+"""How often a thread is taken over from processes that died before it fails: it may be what kills them."""
 _ATTEMPTS = 5
 
 
@@ -48,22 +83,72 @@ class ThreadRunner:
         self._is_worker_needed = False
         """Whether a thread was stopped because this process ends."""
         self._replies: dict[str, RecordedReplies] = {}
+        self._unanswered: dict[str, tuple[int, object]] = {}
+        """The last event of each waiting thread that could not continue, and what it waited for then."""
         self.is_background = False
         """Whether other processes show what the threads of this one write."""
 
-    def start(self, thread_id: str, starter: Caller, observe: ThreadObserver = unobserved) -> asyncio.Task[Step]:
-        """Run a thread in the background until it waits or has ended."""
+    async def create(
+        self,
+        wanted: StartRequest,
+        context: Context,
+        *,
+        is_tainted: bool = False,
+        is_own: bool = False,
+        claim: Callable[[Transaction, str], None] | None = None,
+    ) -> tuple[Thread, ThreadQuestion | None]:
+        """Store a new root thread, and the question before the first start of a program that is not signed.
+
+        `claim` writes in the same transaction; it is given the id of the thread. One that `is_own` is run by this
+        process next, so no worker takes it.
+        """
+        thread, first = new_thread(wanted, context)
+        lease = (self._process(), now_ms()) if is_own else ("", 0)
+        thread = replace(thread, is_tainted=is_tainted, lease_owner=lease[0], beat_at=lease[1])
+        events = [
+            NewEvent("created", {"item": thread.item, "inputs": thread.inputs, "starter": thread.starter}),
+            NewEvent("prompt", to_builtins(first)),
+        ]
+        question = await self._first_start(thread, first, context)
+        if question is not None:
+            thread = replace(thread, status="waiting", waits_for="start", lease_owner="")
+            body: JsonObject = {"waits_for": "start", "question_id": question.id, "message": question.message}
+            events.append(NewEvent("asked", body))
+        elif wanted.is_conversation:
+            events.append(NewEvent("asked", {"waits_for": "message"}))
+
+        def also(transaction: Transaction) -> None:
+            if claim is not None:
+                claim(transaction, thread.id)
+            if question is not None:
+                store_question(question, transaction)
+
+        return await self.stores.do(partial(self.stores.threads.create, thread, events, also)), question
+
+    async def _first_start(self, thread: Thread, start: PromptStart, context: Context) -> ThreadQuestion | None:
+        items = unsigned_items(context.catalog.resolve(thread.item), self._services.provenance)
+        if not items or await self.stores.was_started(thread):
+            return None
+        schema: JsonObject = {"type": "string", "enum": [CONTINUE, STOP]}
+        return new_question(thread.id, START, "start", start_message(thread, start, items), schema)
+
+    def start(
+        self, thread_id: str, starter: Caller, observe: ThreadObserver = unobserved, taken: Thread | None = None
+    ) -> asyncio.Task[Step]:
+        """Run a thread in the background until it waits or has ended; `taken` has the lease of this process."""
         task = self._tasks.get(thread_id)
         if task is None or task.done():
-            task = self._tasks[thread_id] = asyncio.create_task(self._run(thread_id, starter, observe))
+            task = self._tasks[thread_id] = asyncio.create_task(self._run(thread_id, starter, observe, taken))
             task.add_done_callback(partial(self._forget, thread_id))
         if self._beating is None or self._beating.done():
             self._beating = asyncio.create_task(self._beat())
         return task
 
-    async def run(self, thread_id: str, starter: Caller, observe: ThreadObserver = unobserved) -> Step:
+    async def run(
+        self, thread_id: str, starter: Caller, observe: ThreadObserver = unobserved, taken: Thread | None = None
+    ) -> Step:
         """Run a thread until it waits or has ended; a caller that is cancelled cancels the thread."""
-        task = self.start(thread_id, starter, observe)
+        task = self.start(thread_id, starter, observe, taken)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -187,24 +272,59 @@ class ThreadRunner:
             await pause(ThreadWork(self._services, self.stores, self, taken, NO_CALLER, unobserved))
             await self.stores.do(partial(self.stores.threads.release, taken))
 
-    async def due(self) -> tuple[list[Thread], list[Thread]]:
+    async def due(self) -> tuple[list[LiveThread], list[LiveThread]]:
         """Return the threads that no process runs and that can continue, and those that a process runs."""
         return await self.stores.do(self._due)
 
-    def _due(self) -> tuple[list[Thread], list[Thread]]:
-        threads = self.stores.threads
-        self.stores.questions.expire(now_ms())
-        queued, waiting = ThreadFilter(status="queued", limit=_MOST), ThreadFilter(status="waiting", limit=_MOST)
-        running = ThreadFilter(status="running", limit=_MOST)
-        found = (*threads.list(queued), *threads.list(waiting), *threads.list(running))
-        is_gone, stale = self._services.store.kernel_lock.is_gone, now_ms() - STALE_MS
-        leased = [one for one in found if one.lease_owner and one.beat_at >= stale and not is_gone(one.lease_owner)]
-        due = [
-            one
-            for one in found
-            if one not in leased and (one.status != "waiting" or one.command == "cancel" or self.is_answered(one))
-        ]
+    def _due(self) -> tuple[list[LiveThread], list[LiveThread]]:
+        stores, now = self.stores, now_ms()
+        stores.questions.expire(now)
+        found, is_gone = stores.queue.live(), self._services.store.kernel_lock.is_gone
+        leased = [one for one in found if one.beat_at >= now - STALE_MS and one.lease_owner]
+        leased = [one for one in leased if not is_gone(one.lease_owner)]
+        taken = {one.id for one in leased}
+        free = [one for one in found if one.id not in taken]
+        if not any(one.status == "waiting" for one in free):
+            return free, leased
+        asked, children = stores.queue.questions(now), dict[str, list[str]]()
+        for one in found:
+            children.setdefault(one.parent_id or "", []).append(one.id)
+        due = [one for one in free if one.status != "waiting" or self._can_continue(one, asked, children, now)]
         return due, leased
+
+    def _can_continue(
+        self, one: LiveThread, asked: OpenQuestions, children: Mapping[str, Sequence[str]], now: int
+    ) -> bool:
+        """Whether a waiting thread can continue. Its journal is read only if what it waits for has changed since."""
+        if one.command == "cancel" or 0 < one.wake_at <= now:
+            return True
+        match one.waits_for:
+            case "approval":
+                known: object = asked.approvals
+            case "child":
+                known = children.get(one.id, [])
+            case "message":
+                known = None
+            case _:
+                return one.id not in asked.threads
+        last = self._unanswered.get(one.id)
+        if last is not None and last[0] == one.seq and (last[1] is known or last[1] == known):
+            return False
+        try:
+            is_answered = self.is_answered(self.stores.threads.get(one.id))
+        except KiwiError as error:
+            _log.warning("the thread %s cannot be read: %s", one.id, error.message)
+            is_answered = False
+        self._unanswered[one.id] = (one.seq, known)
+        if is_answered:
+            del self._unanswered[one.id]
+        return is_answered
+
+    async def claim(self, due: Sequence[LiveThread], limits: QueueLimits, most: int) -> list[Thread]:
+        """Take the leases of threads that can continue, within the limits of their queues; at most `most`."""
+        lock = self._services.store.kernel_lock
+        chooser = partial(choose, due, limits, most)
+        return await self.stores.do(lambda: self.stores.queue.claim(chooser, lock.name(), now_ms(), lock.is_gone))
 
     def is_running(self, thread_id: str) -> bool:
         """Whether this process runs a thread."""
@@ -261,18 +381,19 @@ class ThreadRunner:
     def _process(self) -> str:
         return self._services.store.kernel_lock.name()
 
-    async def _take(self, thread_id: str) -> Thread:
-        """Take the lease of a thread; that of a process which was killed counts as free."""
-        return await self.stores.do(partial(self._take_now, thread_id))
+    async def _take(self, thread_id: str, *, is_own: bool = False) -> Thread:
+        """Take the lease of a thread; that of a process which was killed counts as free, and so may our own."""
+        return await self.stores.do(lambda: self._take_now(thread_id, is_own=is_own))
 
-    def _take_now(self, thread_id: str) -> Thread:
+    def _take_now(self, thread_id: str, *, is_own: bool) -> Thread:
         threads, lock = self.stores.threads, self._services.store.kernel_lock
         owner = threads.get(thread_id).lease_owner
-        return threads.take(thread_id, lock.name(), now_ms(), owner if lock.is_gone(owner) else "")
+        is_free = lock.is_gone(owner) or (is_own and owner == lock.name())
+        return threads.take(thread_id, lock.name(), now_ms(), owner if is_free else "")
 
-    async def _run(self, thread_id: str, starter: Caller, observe: ThreadObserver) -> Step:
+    async def _run(self, thread_id: str, starter: Caller, observe: ThreadObserver, taken: Thread | None) -> Step:
         stores = self.stores
-        thread = await self._take(thread_id)
+        thread = taken or await self._take(thread_id, is_own=True)
         work = ThreadWork(self._services, stores, self, thread, starter, observe)
         work.replies = self._replies.get(thread_id)
         try:
@@ -297,6 +418,8 @@ class ThreadRunner:
     async def _work(self, work: ThreadWork) -> Step:
         try:
             await work.open()
+            if work.thread.recoveries > _MOST_RECOVERIES:
+                raise RecoveryLimit(work.thread.id, _MOST_RECOVERIES)
         except KiwiError as error:
             message = f"{error.message} {error.suggestion}".strip()
             return await end(work, "failed", "error", code=error.code, message=message)

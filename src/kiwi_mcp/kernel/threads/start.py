@@ -106,6 +106,8 @@ class StartRequest(Struct, frozen=True):
     limits: Mapping[str, Json] = {}
     model: str = ""
     is_conversation: bool = False
+    queue: str = "default"
+    priority: int = 0
     parent: Thread | None = None
     hooks: tuple[Hook, ...] = ()
     """The hooks of the parent that are also those of the child."""
@@ -145,6 +147,8 @@ def new_thread(request: StartRequest, context: Context) -> tuple[Thread, PromptS
         },
         inputs=program.inputs,
         model=f"{choice.provider}/{choice.model}",
+        queue=parent.queue if parent else request.queue,
+        priority=parent.priority if parent else request.priority,
         status="waiting" if request.is_conversation else "queued",
         waits_for="message" if request.is_conversation else "",
     )

@@ -79,7 +79,8 @@ async def wait_for(
     is_next: bool = False,
 ) -> Wait:
     """Let a thread wait for something that was asked or started before, or for a message."""
-    changes = replace(made, status="waiting", waits_for=reason)
+    wake_at = work.state.wake_at if reason == "child" else 0
+    changes = replace(made, status="waiting", waits_for=reason, wake_at=wake_at)
     await work.append(*events, NewEvent("asked", {"waits_for": reason}), changes=changes, is_next=is_next)
     return Wait(reason)
 

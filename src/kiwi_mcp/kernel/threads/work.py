@@ -46,6 +46,7 @@ from kiwi_mcp.policy.policy_files import owner_policy
 from kiwi_mcp.store.budget import Budget, Refusal, Reservation
 from kiwi_mcp.store.database import Transaction
 from kiwi_mcp.store.questions import Questions, ask
+from kiwi_mcp.store.queue import ThreadQueue
 from kiwi_mcp.store.rates import Rates
 from kiwi_mcp.store.runs import new_run
 from kiwi_mcp.store.threads import AppendedEvents, ThreadFilter, Threads, append_in
@@ -80,6 +81,7 @@ class ThreadStores:
         self.budget = Budget(database)
         self.questions = Questions(database, owner)
         self.rates = Rates(database, owner)
+        self.queue = ThreadQueue(database, owner)
 
     async def question_of(self, thread_id: str, call_id: str) -> ThreadQuestion | None:
         """Return the question that a call of a thread asked, with its answer if there is one."""

@@ -1,53 +1,166 @@
-"""The worker: one background process per home that runs the threads nobody waits for, and ends when none is due."""
+"""The worker: takes threads from the queue and runs them, and serves schedules. Several may share one store."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import platform
+import signal
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+from msgspec import Struct
+
 from kiwi_mcp.domain.calls import NO_CALLER
-from kiwi_mcp.domain.errors import KiwiError
+from kiwi_mcp.domain.errors import InvalidManifest, KiwiError
+from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.threads import Thread
+from kiwi_mcp.domain.times import now_ms
+from kiwi_mcp.engine.queue import QueueLimits
+from kiwi_mcp.kernel.context import Services
 from kiwi_mcp.kernel.threads.runner import ThreadRunner
-from kiwi_mcp.kernel.threads.wake import worker_lock
+from kiwi_mcp.kernel.threads.schedules import ScheduleServer
+from kiwi_mcp.kernel.threads.wake import ring, start_sleeper, worker_lock
+from kiwi_mcp.manifest.yaml import read_yaml
+from kiwi_mcp.primitives.process.sleeper import DUE
+from kiwi_mcp.store.queue import LiveThread, WorkerRow
 
-_IDLE = 0.3
-"""How many seconds pass between two looks for threads that can continue."""
+QUEUES_FILE = "queues.yaml"
+_BUSY, _IDLE, _BEAT = 0.3, 1.0, 3.0
+"""How many seconds pass between looks for threads, while some run and while none does; and between signs of life."""
+_ELSEWHERE_MS = 10_000
 
 
-async def run_worker(runner: ThreadRunner, user: Path) -> int:
-    """Run every thread that is due until none is left; return how many ran. A second worker ends at once."""
-    ran, runner.is_background = 0, True
-    # What another process wrote while this one gave the lock back is looked for once more.
-    while (lock := worker_lock(user)) is not None:
+class WorkerOptions(Struct, frozen=True):
+    """What a worker serves: some queues or all, how many threads at once, and when it ends by itself."""
+
+    queues: tuple[str, ...] = ()
+    concurrency: int = 8
+    is_until_idle: bool = False
+    """Whether it ends when no thread can continue now."""
+    is_on_demand: bool = False
+    """Whether it is the one of its home: it ends when no thread can continue, and sleeps while something is due."""
+
+
+def queue_limits(user: Path) -> QueueLimits:
+    """Return the limits of the owner's `queues.yaml`."""
+    path = user / QUEUES_FILE
+    if not path.is_file():
+        return QueueLimits()
+    value = read_yaml(path.read_text(encoding="utf-8"), what=path.name).value
+    try:
+        return msgspec.convert(value or {}, QueueLimits)
+    except msgspec.ValidationError as error:
+        fix = "Write such as `queues: {nightly: {concurrency: 2, per_minute: 30}}`; `providers` and `actors` likewise."
+        raise InvalidManifest(f"The owner's {QUEUES_FILE}", [Issue("", str(error), fix)]) from error
+
+
+class Worker:
+    """One worker of a kernel."""
+
+    def __init__(self, services: Services, options: WorkerOptions) -> None:
+        self._user = services.user
+        self._runner = services.one(ThreadRunner)
+        self._schedules = services.one(ScheduleServer)
+        self._options = options
+        self._queue = self._runner.stores.queue
+        self._limits = queue_limits(self._user)
+        queues = ",".join(options.queues)
+        process = services.store.kernel_lock.name()
+        self._row = WorkerRow(process, platform.node(), os.getpid(), queues, now_ms(), now_ms())
+        self._beat_at = 0.0
+        self._stopping = asyncio.Event()
+        self._ran: set[str] = set()
+
+    async def run(self) -> int:
+        """Run threads until there are none, or until the process is asked to end; return how many ran."""
+        self._runner.is_background = True
+        with suppress(ValueError, RuntimeError):  # only the main thread of a process gets signals
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stopping.set)
+        if self._options.is_on_demand:
+            await self._run_on_demand()
+            return len(self._ran)
+        # A worker that serves every queue is the worker of its home, too, unless another one is.
+        lock = None if self._options.queues else worker_lock(self._user)
         try:
-            ran += await _run_all(runner)
+            await self._serve()
         finally:
-            os.close(lock)
-        if not (await runner.due())[0]:
-            break
-    return ran
+            if lock is not None:
+                os.close(lock)
+        return len(self._ran)
 
+    async def _run_on_demand(self) -> None:
+        # What another process wrote while this one gave the lock back is looked for once more.
+        while (lock := worker_lock(self._user)) is not None:
+            try:
+                await self._serve()
+            finally:
+                os.close(lock)
+            if self._stopping.is_set():
+                return
+            if not self._served((await self._runner.due())[0]):
+                await self._sleep()
+                return
+        ring(self._user)  # a process that sleeps becomes the worker
 
-async def _run_all(runner: ThreadRunner) -> int:
-    ran: set[str] = set()
-    running: set[asyncio.Task[object]] = set()
-    beats: dict[str, int] = {}
-    while True:
-        due, leased = await runner.due()
-        for thread in due:
-            ran.add(thread.id)
-            running.add(asyncio.create_task(_run_one(runner, thread)))
-        if running:
-            _, running = await asyncio.wait(running, timeout=_IDLE, return_when=asyncio.FIRST_COMPLETED)
-        elif any(beats.setdefault(one.id, one.beat_at) == one.beat_at for one in leased):
-            await asyncio.sleep(_IDLE)  # its process may have died: then its lease ends soon
+    async def _sleep(self) -> None:
+        """Start the process that sleeps until something is due, if anything is."""
+        due_at = await self._runner.stores.do(lambda: self._queue.next_due(now_ms()))
+        if due_at:
+            # One that is due and was not served belongs to another machine.
+            start_sleeper(self._user, due_at if due_at > now_ms() else now_ms() + _ELSEWHERE_MS)
         else:
-            return len(ran)
+            (self._user / DUE).unlink(missing_ok=True)
 
+    async def _serve(self) -> None:
+        try:
+            await self._serve_all()
+        finally:
+            with suppress(KiwiError):
+                await self._runner.stores.do(lambda: self._queue.leave(self._row.process))
 
-async def _run_one(runner: ThreadRunner, thread: Thread) -> None:
-    with suppress(KiwiError):  # another process took it, or it has ended
-        await runner.run(thread.id, NO_CALLER)
+    async def _serve_all(self) -> None:
+        running: set[asyncio.Task[None]] = set()
+        stopping = asyncio.create_task(self._stopping.wait())
+        beats: dict[str, int] = {}
+        is_staying = not (self._options.is_until_idle or self._options.is_on_demand)
+        while not stopping.done():
+            await self._beat()
+            await self._schedules.serve()
+            found, leased = await self._runner.due()
+            due = self._served(found)
+            free = self._options.concurrency - len(running)
+            for thread in await self._runner.claim(due, self._limits, free) if due and free > 0 else ():
+                self._ran.add(thread.id)
+                running.add(asyncio.create_task(self._run_one(thread)))
+            is_lease_old = any(beats.setdefault(one.id, one.beat_at) == one.beat_at for one in leased)
+            # The process of a lease that is not renewed may have died: then it ends soon.
+            if not (running or due or is_lease_old or is_staying):
+                break
+            pause = _BUSY if running or due or is_lease_old else _IDLE
+            await asyncio.wait({*running, stopping}, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+            running = {task for task in running if not task.done()}
+        stopping.cancel()
+
+    def _served(self, threads: Sequence[LiveThread]) -> list[LiveThread]:
+        """Return the threads of the queues of this worker; on a shared store, those whose project this machine has."""
+        queues, is_shared = self._options.queues, not self._runner.stores.is_embedded
+        return [
+            one
+            for one in threads
+            if (not queues or one.queue in queues)
+            and not (is_shared and one.project and not Path(one.project).is_dir())
+        ]
+
+    async def _beat(self) -> None:
+        if time.monotonic() - self._beat_at >= _BEAT:
+            self._beat_at = time.monotonic()
+            row = msgspec.structs.replace(self._row, beat_at=now_ms())
+            await self._runner.stores.do(lambda: self._queue.beat(row))
+
+    async def _run_one(self, thread: Thread) -> None:
+        with suppress(KiwiError):  # another process took it, or it has ended
+            await self._runner.run(thread.id, NO_CALLER, taken=thread)

@@ -122,7 +122,18 @@ VERBS: tuple[VerbFamily, ...] = (
         runs_items=True,
     ),
     VerbFamily(
-        name="worker", verbs={"": "thread"}, description="Run the threads that wait to be run.", is_read_only=False
+        name="schedule",
+        verbs=dict.fromkeys(("list", "add", "pause", "run", "remove"), "schedule"),
+        description="Schedules: threads that start by themselves at the times of a cron expression.",
+        is_read_only=False,
+        runs_items=True,
+    ),
+    VerbFamily(
+        name="worker",
+        verbs={"": "worker"},
+        description="Run the threads in the queue, and serve schedules.",
+        is_read_only=False,
+        runs_items=True,
     ),
     VerbFamily(
         name="thread_tools",

@@ -12,6 +12,8 @@ from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from kiwi_mcp import __version__
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.release import unseeded
@@ -34,6 +36,7 @@ from kiwi_mcp.kernel.verb import ANYONE, AnyJson, ProjectRequest, Response, verb
 from kiwi_mcp.kernel.verbs.mcp.servers import all_servers
 from kiwi_mcp.kernel.verbs.prefer import advice
 from kiwi_mcp.kernel.verbs.relax import holds
+from kiwi_mcp.kernel.verbs.schedule import due_warnings
 from kiwi_mcp.kernel.verbs.search import SOURCES, card_sources, open_indexes
 from kiwi_mcp.kernel.view import Data, ViewItem
 from kiwi_mcp.manifest.runtime import RuntimeConfig, runtime_config
@@ -127,7 +130,23 @@ async def doctor(request: ProjectRequest, context: VerbContext) -> DoctorRespons
     suggestions = await advice(project, context) if context.is_owner else None
     search = await catalogs.far.do(catalogs.space(project), partial(search_status, services))
     report = context_report(offers, services.response_sizes, suggestions)
-    return examine(catalogs.of(project), services.store, offers, servers, report, search)
+    response = examine(catalogs.of(project), services.store, offers, servers, report, search)
+    return await _with_worker(response, context)
+
+
+async def _with_worker(response: DoctorResponse, context: VerbContext) -> DoctorResponse:
+    """Add the check that a worker runs where threads or schedules are due."""
+    try:
+        has_store = context.is_owner and context.services.store.registry_if_any() is not None
+        found = await due_warnings(context.services) if has_store else []
+    except KiwiError:  # the store has a check of its own
+        return response
+    if not found:
+        return response
+    detail, _, fix = found[0].partition(": ")
+    worst = max(response.status, "warning", key=_WEIGHT.__getitem__)
+    check = dict(_check("worker", detail, status="warning", fix=fix))
+    return replace(response, status=worst, checks=[*response.checks, check])
 
 
 async def _servers(project: str | None, context: VerbContext) -> Sequence[JsonObject]:

@@ -14,7 +14,6 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType, field, to_builtins
 from msgspec.structs import replace
 
-from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.errors import InvalidRequest, NotFound, PolicyDenied, ThreadTaken, ThreadWaiting
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
 from kiwi_mcp.domain.messages import ReplyDelta
@@ -38,17 +37,12 @@ from kiwi_mcp.kernel.threads.runner import ThreadRunner, waiting_approvals
 from kiwi_mcp.kernel.threads.start import (
     StartRequest,
     lowered_limits,
-    new_thread,
-    start_message,
     starter_name,
     switched_model,
-    unsigned_items,
 )
-from kiwi_mcp.kernel.threads.state import PromptStart
 from kiwi_mcp.kernel.threads.transcript import redactor_for, transcript_lines, transcript_path
 from kiwi_mcp.kernel.threads.wake import start_worker
-from kiwi_mcp.kernel.threads.work import CONTINUE, START, STOP, ThreadStores, new_question, store_question
-from kiwi_mcp.kernel.threads.worker import run_worker
+from kiwi_mcp.kernel.threads.work import ThreadStores
 from kiwi_mcp.kernel.verb import (
     ANYONE,
     OWNER,
@@ -89,6 +83,10 @@ Limits = Annotated[
 ]
 
 
+Queue = Annotated[NameText, Option("The queue whose workers run it.", metavar="NAME")]
+Priority = Annotated[int, Meta(ge=-100, le=100), Option("Threads with a higher number are taken first.", metavar="N")]
+
+
 class ThreadStartRequest(Request, frozen=True, kw_only=True):
     """What to start, with which inputs and limits."""
 
@@ -98,6 +96,8 @@ class ThreadStartRequest(Request, frozen=True, kw_only=True):
     model: Annotated[NameText | None, Option("The model, as provider/model; the directive's choice otherwise.")] = None
     wait: Annotated[bool, Option("Wait until the thread ends or waits for you.")] = False
     conversation: Annotated[bool, Option("Talk with it: it waits for a message before every turn.")] = False
+    queue: Queue = "default"
+    priority: Priority = 0
     project_path: LongText | None = None
 
     def named_item(self) -> str:
@@ -222,27 +222,20 @@ async def start(request: ThreadStartRequest, context: VerbContext) -> ThreadResp
     catalog = services.catalogs.at(request.project_path)
     runner = services.one(ThreadRunner)
     wanted = StartRequest(
-        request.item_id, request.inputs, request.limits, request.model or "", is_conversation=request.conversation
+        request.item_id,
+        request.inputs,
+        request.limits,
+        request.model or "",
+        is_conversation=request.conversation,
+        queue=request.queue,
+        priority=request.priority,
     )
     if context.caller.origin.thread:
         return await _start_child(wanted, context, is_waiting=request.wait)
-    thread, first = new_thread(wanted, services.context(context.caller, catalog))
-    thread = replace(thread, is_tainted=_is_tainted(context))
-    events = [
-        NewEvent("created", {"item": thread.item, "inputs": thread.inputs, "starter": thread.starter}),
-        NewEvent("prompt", to_builtins(first)),
-    ]
-    stores = runner.stores
-    question = await _first_start(thread, first, catalog, context)
-    if question is not None:
-        thread = replace(thread, status="waiting", waits_for="start")
-        body: JsonObject = {"waits_for": "start", "question_id": question.id, "message": question.message}
-        events.append(NewEvent("asked", body))
-    elif request.conversation:
-        events.append(NewEvent("asked", {"waits_for": "message"}))
-    also = partial(store_question, question) if question is not None else None
-    made = await stores.do(partial(stores.threads.create, thread, events, also))
-    if question is None and request.wait and not request.conversation:
+    is_own = request.wait and not request.conversation
+    own = services.context(context.caller, catalog)
+    made, question = await runner.create(wanted, own, is_tainted=_is_tainted(context), is_own=is_own)
+    if question is None and is_own:
         if context.caller.observe is unobserved:
             context.caller.report(Progress(f"thread {made.id}", thread_id=made.id))
         await runner.run(made.id, context.caller, _observing(context))
@@ -268,18 +261,6 @@ async def _start_child(wanted: StartRequest, context: VerbContext, *, is_waiting
         context.services.tainted_callers.add(context.caller.origin.thread)
     response = await _response(child, context) if is_waiting else _started(child)
     return replace(response, warnings=lowered_limits(wanted.limits, child.limits) or UNSET)
-
-
-async def _first_start(
-    thread: Thread, start: PromptStart, catalog: Catalog, context: VerbContext
-) -> ThreadQuestion | None:
-    """Return the question to the owner before the first start of a program that is not signed."""
-    items = unsigned_items(catalog.resolve(thread.item), context.services.provenance)
-    stores = _stores(context)
-    if not items or await stores.was_started(thread):
-        return None
-    schema: JsonObject = {"type": "string", "enum": [CONTINUE, STOP]}
-    return new_question(thread.id, START, "start", start_message(thread, start, items), schema)
 
 
 def _observing(context: VerbContext, after: int = 0) -> ThreadObserver:
@@ -892,19 +873,3 @@ async def erase_thread(request: ThreadIdRequest, context: VerbContext) -> Thread
 async def _redactor(thread: Thread, context: VerbContext) -> Redactor:
     space = context.services.catalogs.at(thread.project or None).space
     return await asyncio.to_thread(redactor_for, space)
-
-
-class WorkerRequest(Request, frozen=True, kw_only=True):
-    """No arguments."""
-
-
-class WorkerResponse(Response, frozen=True, kw_only=True):
-    """How many threads were run."""
-
-    threads: int
-
-
-@verb("worker", access=OWNER, wire=("worker",), records=False, is_local=True)
-async def worker(request: WorkerRequest, context: VerbContext) -> WorkerResponse:  # noqa: ARG001 - a verb
-    """Run the threads that wait to be run until none is left; it is started on demand, one for each home."""
-    return WorkerResponse(threads=await run_worker(context.services.one(ThreadRunner), context.services.user))

@@ -1,0 +1,40 @@
+"""worker: run the threads that wait in the queue, and serve schedules."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from kiwi_mcp.kernel.context import VerbContext
+from kiwi_mcp.kernel.threads.worker import Worker, WorkerOptions
+from kiwi_mcp.kernel.verb import OWNER, NameText, Option, Request, Response, verb
+
+
+class WorkerRequest(Request, frozen=True, kw_only=True):
+    """What a worker serves, and when it ends."""
+
+    queues: Annotated[list[NameText] | None, Option("Only these queues, with commas.", kind="commas")] = None
+    concurrency: Annotated[int, Meta(ge=1, le=1_000), Option("Run at most this many threads at once.")] = 8
+    until_idle: Annotated[bool, Option("End when no thread can continue.")] = False
+    while_pending: Annotated[
+        bool, Option("End when nothing is due, now or later. Kiwi starts such a worker by itself, one for each home.")
+    ] = False
+
+
+class WorkerResponse(Response, frozen=True, kw_only=True):
+    """How many threads were run."""
+
+    threads: int
+
+
+@verb("worker", access=OWNER, wire=("worker",), records=False, is_local=True)
+async def worker(request: WorkerRequest, context: VerbContext) -> WorkerResponse:
+    """Run the threads in the queue and serve schedules, until it is stopped."""
+    options = WorkerOptions(
+        tuple(request.queues or ()),
+        request.concurrency,
+        is_until_idle=request.until_idle,
+        is_on_demand=request.while_pending,
+    )
+    return WorkerResponse(threads=await Worker(context.services, options).run())
