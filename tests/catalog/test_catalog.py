@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.item_reader import ManifestFile, read_head
-from kiwi_mcp.catalog.source_cache import FolderSnapshot, load, save
+from kiwi_mcp.catalog.source import FolderSnapshot, load, save
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import InvalidManifest, ToolNotFound, VersionNotFound
 from kiwi_mcp.manifest.type_specs import TypeSpecs

@@ -11,7 +11,7 @@ import pytest
 
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel import Answer
-from kiwi_mcp.surfaces.mcp.summary import summarize
+from kiwi_mcp.surfaces.mcp.results import summarize
 
 Ask = Callable[..., Answer]
 SCRIPT = Path(__file__).parents[1] / "data" / "mcp" / "scripted.py"

@@ -300,7 +300,7 @@ def test_the_owner_moves_the_key_and_sees_what_still_opens_the_store(ask: Ask, h
 def test_passphrase_secrets_are_refused_everywhere_until_converted(
     ask: Ask, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kiwi_mcp.primitives.secrets.encryption._COST", 2**12)
+    monkeypatch.setattr("kiwi_mcp.primitives.secrets.key_storage._COST", 2**12)
     ask("secrets", action="set", name="CRM_KEY", value=VALUE)
     ask("secrets", action="grant", name="CRM_KEY", tool="crm")
     ask("key", action="new")
@@ -333,7 +333,7 @@ def test_passphrase_secrets_are_refused_everywhere_until_converted(
 def test_a_wrong_passphrase_does_not_lose_the_private_keys(
     ask: Ask, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kiwi_mcp.primitives.secrets.encryption._COST", 2**12)
+    monkeypatch.setattr("kiwi_mcp.primitives.secrets.key_storage._COST", 2**12)
     ask("key", action="new")
     state = home / ".ai" / "state"
     (state / "secrets.key").unlink()

@@ -61,7 +61,7 @@ class Ring(KeyringBackend):
 @pytest.fixture(autouse=True)
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Derive keys from passphrases with less work than outside of tests."""
-    monkeypatch.setattr("kiwi_mcp.primitives.secrets.encryption._COST", COST)
+    monkeypatch.setattr("kiwi_mcp.primitives.secrets.key_storage._COST", COST)
 
 
 @pytest.fixture

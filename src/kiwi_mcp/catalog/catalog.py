@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from kiwi_mcp.catalog.chain import traits_of, unsound, walk
 from kiwi_mcp.catalog.item_reader import OpenedItem
 from kiwi_mcp.catalog.mcp_source import McpSource, is_accepted, refuse_unaccepted
-from kiwi_mcp.catalog.references import MAX_REFERENCES, Reference, inheriting, references_in, required_servers
-from kiwi_mcp.catalog.refs import Ref
+from kiwi_mcp.catalog.references import MAX_REFERENCES, Ref, Reference, inheriting, references_in, required_servers
 from kiwi_mcp.catalog.registry_source import RegistrySource
 from kiwi_mcp.catalog.release import BUILTIN
 from kiwi_mcp.catalog.source import BrokenFile, FolderSource, ItemSource

@@ -99,26 +99,20 @@ def _classify(
     if name.is_symlink():
         return "odd", name.path, "it is a symbolic link, and links are not followed"
     if name.is_dir(follow_symlinks=False):
-        return _classify_folder(name, home=home, depth=depth)
+        is_shared_code = not home.type and depth == 0 and name.name == SHARED_CODE
+        if is_shared_code or name.name in PASSED_OVER:
+            return "", name.path, ""
+        for manifest in MANIFESTS:
+            if os.path.lexists(where := f"{name.path}/{manifest}"):
+                return "item", where, ""
+        if depth == MAX_DEPTH:
+            return "odd", name.path, f"it is nested more than {MAX_DEPTH} folders deep"
+        return "folder", name.path, ""
     if not name.is_file(follow_symlinks=False) or not _may_be_item(name.name, home):
         return "", name.path, ""
     if name.name in MANIFESTS:
         return "odd", name.path, "it needs a folder of its own, named for the tool"
     return "item", name.path, ""
-
-
-def _classify_folder(
-    name: os.DirEntry[str], *, home: ItemFolder, depth: int
-) -> tuple[Literal["item", "folder", "odd", ""], str, str]:
-    is_shared_code = not home.type and depth == 0 and name.name == SHARED_CODE
-    if is_shared_code or name.name in PASSED_OVER:
-        return "", name.path, ""
-    for manifest in MANIFESTS:
-        if os.path.lexists(where := f"{name.path}/{manifest}"):
-            return "item", where, ""
-    if depth == MAX_DEPTH:
-        return "odd", name.path, f"it is nested more than {MAX_DEPTH} folders deep"
-    return "folder", name.path, ""
 
 
 def _may_be_item(name: str, home: ItemFolder) -> bool:

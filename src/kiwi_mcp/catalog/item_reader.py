@@ -34,8 +34,7 @@ from kiwi_mcp.manifest.files import (
     stamp_of,
     unreadable,
 )
-from kiwi_mcp.manifest.legacy.hashes import verdict
-from kiwi_mcp.manifest.legacy.manifests import Extractor, read_extractor
+from kiwi_mcp.manifest.legacy.manifests import Extractor, read_extractor, verdict
 from kiwi_mcp.manifest.parse import parse
 from kiwi_mcp.manifest.python_source import DECLARED_IN, inferred_parameters
 from kiwi_mcp.manifest.signatures import (

@@ -14,7 +14,6 @@ from pathlib import Path
 import yaml
 from msgspec import Struct, field
 
-from kiwi_mcp.catalog.disk import writing
 from kiwi_mcp.catalog.folder_source import MANIFESTS, PASSED_OVER
 from kiwi_mcp.domain.errors import AlreadyExists, InvalidManifest, InvalidRequest, TooLarge
 from kiwi_mcp.domain.issues import Issue
@@ -24,6 +23,7 @@ from kiwi_mcp.manifest.document import BAD_TEXT
 from kiwi_mcp.manifest.document import MAX_BYTES as MANIFEST_BYTES
 from kiwi_mcp.manifest.document import MAX_DEPTH as MANIFEST_DEPTH
 from kiwi_mcp.manifest.document import MAX_NODES as MANIFEST_NODES
+from kiwi_mcp.manifest.files import writing
 from kiwi_mcp.manifest.legacy.python_script import SHARED_CODE
 from kiwi_mcp.manifest.signatures import sidecar
 from kiwi_mcp.manifest.type_specs import TOOLS
@@ -186,23 +186,19 @@ def write(draft: ItemDraft, base: Path) -> Path:
     if os.path.lexists(final):
         raise AlreadyExists(final.stem, path=str(final))
     with writing(base):
-        _write(draft, base, final)
+        staging = base / f"{STAGING}{secrets.token_hex(8)}"
+        staging.mkdir(parents=True, mode=0o755)
+        try:
+            for path, data in draft.files.items():
+                target = staging / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(data)
+                target.chmod(0o755 if path in draft.executables else 0o644)
+            final.parent.mkdir(parents=True, exist_ok=True)
+            _appear(staging if draft.is_folder else staging / draft.manifest_name, final)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
     return draft.manifest_path(base)
-
-
-def _write(draft: ItemDraft, base: Path, final: Path) -> None:
-    staging = base / f"{STAGING}{secrets.token_hex(8)}"
-    staging.mkdir(parents=True, mode=0o755)
-    try:
-        for path, data in draft.files.items():
-            target = staging / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(data)
-            target.chmod(0o755 if path in draft.executables else 0o644)
-        final.parent.mkdir(parents=True, exist_ok=True)
-        _appear(staging if draft.is_folder else staging / draft.manifest_name, final)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def write_all(drafts: Iterable[ItemDraft], base: Path) -> None:

@@ -57,7 +57,10 @@ def open_folder(folder: Path, space: Space) -> OldFolder:
         return _space_at(folder / ".ai")
     if _is_space(folder, space):
         return _space_at(folder)
-    return _part(folder, space)
+    for above in (folder, *folder.parents):
+        if above.name in load_type_specs().folders and (above == folder or _is_space(above.parent, space)):
+            return OldFolder(above.parent, ((folder, above.name),))
+    return OldFolder(folder.parent, ((folder, TOOLS.name),))
 
 
 def _is_space(folder: Path, space: Space) -> bool:
@@ -67,14 +70,6 @@ def _is_space(folder: Path, space: Space) -> bool:
 
 def _space_at(base: Path) -> OldFolder:
     return OldFolder(base, tuple((base / kind, kind) for kind in load_type_specs().folders))
-
-
-def _part(folder: Path, space: Space) -> OldFolder:
-    """Return a folder that is one kind of a space, is below one, or simply contains tools."""
-    for above in (folder, *folder.parents):
-        if above.name in load_type_specs().folders and (above == folder or _is_space(above.parent, space)):
-            return OldFolder(above.parent, ((folder, above.name),))
-    return OldFolder(folder.parent, ((folder, TOOLS.name),))
 
 
 def candidates(old: OldFolder) -> Iterator[LegacyFile]:
@@ -124,20 +119,16 @@ def modules_beside(facts: ScriptFacts, path: Path, root: Path) -> Mapping[str, b
             found[file] = data
             inner = read_script_facts(data.decode(errors="replace"))
             waiting += inner.modules if inner else ()
-            _refuse_too_much(path, found)
+            if len(found) > MAX_MODULES:
+                raise TooLarge(f"What {path.name} imports", size=None, limit=MAX_MODULES, unit="files")
+            if (size := sum(map(len, found.values()))) > MAX_BYTES:
+                raise TooLarge(f"What {path.name} imports", size=size, limit=MAX_BYTES)
     return found
 
 
 def tops(files: Mapping[str, bytes]) -> frozenset[str]:
     """Return the names under which modules are imported."""
     return frozenset(file.partition("/")[0].removesuffix(".py") for file in files)
-
-
-def _refuse_too_much(path: Path, found: Mapping[str, bytes]) -> None:
-    if len(found) > MAX_MODULES:
-        raise TooLarge(f"What {path.name} imports", size=None, limit=MAX_MODULES, unit="files")
-    if (size := sum(map(len, found.values()))) > MAX_BYTES:
-        raise TooLarge(f"What {path.name} imports", size=size, limit=MAX_BYTES)
 
 
 def _files_of(name: str, folders: Sequence[Path]) -> Iterator[tuple[str, bytes]]:

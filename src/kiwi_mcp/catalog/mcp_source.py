@@ -14,9 +14,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kiwi_mcp.catalog.item_reader import OpenedItem
-from kiwi_mcp.catalog.refs import Ref
-from kiwi_mcp.catalog.source import ItemSource
-from kiwi_mcp.catalog.source_cache import ServerSnapshot, load_offered, save_offered
+from kiwi_mcp.catalog.references import Ref
+from kiwi_mcp.catalog.source import ItemSource, ServerSnapshot, load_offered, save_offered
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.cards import TEXT_LIMIT, Card, described
 from kiwi_mcp.domain.errors import DefinitionChanged, DefinitionNew, KiwiError, Unavailable

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from kiwi_mcp.catalog.folder_source import MANIFESTS
 from kiwi_mcp.catalog.item_reader import OpenedItem, open_tool
-from kiwi_mcp.catalog.refs import Ref
+from kiwi_mcp.catalog.references import Ref
 from kiwi_mcp.catalog.release import shipped_digests
 from kiwi_mcp.catalog.source import ItemSource
 from kiwi_mcp.domain.cards import Card, card_of_version
@@ -78,7 +78,8 @@ class RegistrySource(ItemSource):
             head, self._fault = -1, fault
         # Another store, or the same one seen by another actor, may have a log that is just as long.
         if registry is not self._seen or sheets is not self._sheets or not 0 <= self._head <= head:
-            self._begin_anew()
+            self._latest, self._followed = None, -1
+            self._listed.clear()
         if head != self._head or registry is not self._seen or sheets is not self._sheets:
             self._generation += 1
             self._named.clear()
@@ -86,10 +87,6 @@ class RegistrySource(ItemSource):
             self._entries = None
             self._head, self._seen, self._sheets = head, registry, sheets
         return self._generation
-
-    def _begin_anew(self) -> None:
-        self._latest, self._followed = None, -1
-        self._listed.clear()
 
     def entries(self) -> Sequence[Card]:
         """Return the latest version of every item that lists may show."""
@@ -163,7 +160,11 @@ class RegistrySource(ItemSource):
             if len(self._opened) >= _KEPT:
                 self._opened.clear()
             with within(_ANSWER):
-                self._enter_chain(listed)
+                links = self._registry().resolve(listed.id)
+                for index, link in enumerate(links[1:], start=1):
+                    version = _version(link, links[index + 1] if index + 1 < len(links) else None)
+                    ref = Ref(link.tool_id, "registry", link.namespace, link.version)
+                    self._named.setdefault(ref, [self._enter(version)])
                 known = self._opened[entry.path] = self._open(listed)
         return known
 
@@ -183,14 +184,6 @@ class RegistrySource(ItemSource):
         # With no head known, the next look at the log that goes well begins anew.
         self._fault, self._head = fault, -1
 
-    def _enter_chain(self, listed: VersionInfo) -> None:
-        """Add all executors of a version, which one query returns."""
-        links = self._registry().resolve(listed.id)
-        for index, link in enumerate(links[1:], start=1):
-            version = _version(link, links[index + 1] if index + 1 < len(links) else None)
-            ref = Ref(link.tool_id, "registry", link.namespace, link.version)
-            self._named.setdefault(ref, [self._enter(version)])
-
     def _enter(self, listed: VersionInfo) -> Card:
         entry = card_of_version(listed)
         self._listed[entry.path] = listed
@@ -208,7 +201,17 @@ class RegistrySource(ItemSource):
             if opened and actual == listed.digest and not is_doubted:
                 is_signed = opened.tool.integrity != "unsigned"
                 return opened if is_signed else replace(opened, tool=replace(opened.tool, integrity="published"))
-            self._copy(listed, base, is_bad=is_there)
+            (release,) = self._registry().read([listed.id])
+            made = self._new_folder()
+            try:
+                lay_out(release, made)
+                if is_there:
+                    _remove(base, made.with_name(f"{made.name}-old"))
+                made.rename(base)
+            except OSError as error:
+                shutil.rmtree(made, ignore_errors=True)
+                if error.errno not in {ENOTEMPTY, EEXIST}:  # otherwise another process was quicker
+                    raise self._unwritable(error) from error
         raise IntegrityMismatch(listed.name.tool_id, expected=listed.digest, actual=actual, where=str(base))
 
     def _read(self, listed: VersionInfo, base: Path) -> OpenedItem | None:
@@ -223,20 +226,6 @@ class RegistrySource(ItemSource):
             )
         except (KiwiError, OSError):
             return None
-
-    def _copy(self, listed: VersionInfo, base: Path, *, is_bad: bool) -> None:
-        """Lay a version out below a folder named by its digest: whole, or not at all; a bad one there goes away."""
-        (release,) = self._registry().read([listed.id])
-        made = self._new_folder()
-        try:
-            lay_out(release, made)
-            if is_bad:
-                _remove(base, made.with_name(f"{made.name}-old"))
-            made.rename(base)
-        except OSError as error:
-            shutil.rmtree(made, ignore_errors=True)
-            if error.errno not in {ENOTEMPTY, EEXIST}:  # otherwise another process was quicker
-                raise self._unwritable(error) from error
 
     def _new_folder(self) -> Path:
         try:

@@ -1,26 +1,120 @@
-"""Sources: places that hold items. A folder is one; it is walked once and afterwards only looked at for changes."""
+"""Sources of items and their caches on disk. A folder is walked once, and afterwards only checked for changes."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from time import monotonic
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import astuple
 
+from kiwi_mcp import __version__
 from kiwi_mcp.catalog.folder_source import MANIFESTS, FolderListing, kind_of, list_base, list_folder, stem_of
 from kiwi_mcp.catalog.item_reader import OpenedItem, card_of, open_tool, read_head
-from kiwi_mcp.catalog.refs import Ref
-from kiwi_mcp.catalog.source_cache import FolderSnapshot, load, place_for, save
+from kiwi_mcp.catalog.references import Ref
 from kiwi_mcp.domain.cards import Card
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.items import Source, Tool
+from kiwi_mcp.domain.mcp import ServerKey
 from kiwi_mcp.domain.registry import Pin
-from kiwi_mcp.manifest.files import MISSING, FileStamp, settled, stamp_of, unreadable
-from kiwi_mcp.manifest.type_specs import ItemFolder, TypeSpecs
+from kiwi_mcp.manifest.files import MISSING, FileStamp, settled, stamp_of, unreadable, write_whole
+from kiwi_mcp.manifest.type_specs import TypeSpecs
 from kiwi_mcp.store.registry.registry import Registry
+
+_ListingRow: TypeAlias = tuple[str, int, FileStamp, tuple[str, ...], tuple[str, ...], tuple[tuple[str, str], ...]]
+_FolderRows: TypeAlias = tuple[dict[str, _ListingRow], dict[str, tuple[FileStamp, Card | None]]]
+
+_FORMAT = f"kiwi.catalog/3 {__version__}"
+_MAX_BYTES = 256_000_000
+
+
+class FolderSnapshot(Struct, frozen=True):
+    """The folders of a source as they were listed, and for each file its stamp and the item in it, if any."""
+
+    listings: Mapping[str, FolderListing]
+    records: Mapping[str, tuple[FileStamp, Card | None]]
+
+    def is_within(self, base: str) -> bool:
+        """Whether every path in it is the base or below it, and every card is that of its own file."""
+        inner = [*self.records, *(path for path in self.listings if path != base)]
+        for listing in self.listings.values():
+            inner += (*listing.places, *listing.folders, *(path for path, _ in listing.oddities))
+        return all(_is_below(path, base) for path in inner) and all(
+            card is None or card.path == path for path, (_, card) in self.records.items()
+        )
+
+
+class ServerSnapshot(NamedTuple):
+    """What one server offered at one mark."""
+
+    mark: str
+    entries: tuple[Card, ...]
+
+
+def place_for(cache: Path, base: Path, sheets: TypeSpecs) -> Path:
+    """Return the cache file of a source; it is valid for one set of types."""
+    name = sha256(os.fsencode(base) + b"\0" + repr(sheets.by_type).encode()).hexdigest()
+    return cache / "catalog" / f"{name[:32]}.json"
+
+
+def load(place: Path) -> FolderSnapshot | None:
+    """Return the cached snapshot, or None if it is missing, damaged, or from another Kiwi release."""
+    rows: _FolderRows | None = _read(place, _FolderRows)
+    if rows is None:
+        return None
+    listings, records = rows
+    return FolderSnapshot({path: FolderListing(*row) for path, row in listings.items()}, records)
+
+
+def save(place: Path, saved: FolderSnapshot) -> None:
+    """Cache a snapshot. If the file cannot be written, nothing is cached."""
+    _write(place, ({path: astuple(listing) for path, listing in saved.listings.items()}, dict(saved.records)))
+
+
+def load_offered(place: Path) -> Mapping[ServerKey, ServerSnapshot]:
+    """Return the cached offers of servers."""
+    rows: list[tuple[ServerKey, ServerSnapshot]] | None = _read(place, list[tuple[ServerKey, ServerSnapshot]])
+    return dict(rows or ())
+
+
+def save_offered(place: Path, offered: Mapping[ServerKey, ServerSnapshot]) -> None:
+    """Cache what servers offered. If the file cannot be written, nothing is cached."""
+    _write(place, [*offered.items()])
+
+
+def _read(place: Path, rows: Any) -> Any:  # of the type `rows`
+    try:
+        if place.stat().st_size > _MAX_BYTES:
+            return None
+        seal, _, body = place.read_bytes().partition(b"\n")
+        # The json module: a path may hold bytes that are not UTF-8, which msgspec's own decoder refuses.
+        return msgspec.convert(json.loads(body), rows) if seal.decode(errors="replace") == _seal(body) else None
+    except (OSError, ValueError):
+        return None
+
+
+def _write(place: Path, rows: object) -> None:
+    body = json.dumps(msgspec.to_builtins(rows), separators=(",", ":")).encode()
+    with suppress(OSError):
+        write_whole(place, f"{_seal(body)}\n".encode(), body)
+
+
+def _is_below(path: str, base: str) -> bool:
+    rest = path.removeprefix(base)
+    return path.startswith(f"{base}/") and os.path.normpath(f"base{rest}") == f"base{rest}"
+
+
+def _seal(body: bytes) -> str:
+    return f"{_FORMAT} {sha256(body).hexdigest()}"
+
 
 _KEPT_OPEN = 4_096
 _WATCHED = 200
@@ -162,10 +256,6 @@ class FolderSource(ItemSource):
         elif self._rest and monotonic() < self._next_look:
             return self._generation
         self._next_look = monotonic() + self._rest
-        self._look_around()
-        return self._generation
-
-    def _look_around(self) -> None:
         for path in tuple(islice(self._itemless, _WATCHED)):
             self._look(path)  # a file that holds no item, or a broken one, may hold one by now
         stale = [path for path, listing in self._listings.items() if stamp_of(path) != listing.stamp]
@@ -174,6 +264,7 @@ class FolderSource(ItemSource):
                 self._list(path)
         if self._unsaved:
             self._save()
+        return self._generation
 
     def refresh(self, sheets: TypeSpecs) -> int:
         """Notice every change: the stamp of every file is looked at."""
@@ -214,7 +305,14 @@ class FolderSource(ItemSource):
         if known is None or not known.is_fresh:
             if len(self._opened) >= _KEPT_OPEN:
                 self._opened.clear()
-            known = self._open(Path(entry.path))
+            known = open_tool(
+                Path(entry.path),
+                source=self._name,
+                base=self._base,
+                namespace=self._namespace,
+                sheets=self._sheets,
+                trust_file=self._trust_file,
+            )
             self._opened[entry.path] = known
         if known.tool.identity == entry.identity:
             return known
@@ -224,16 +322,6 @@ class FolderSource(ItemSource):
     def looks_at(self) -> tuple[Iterable[str], Iterable[str]]:
         """Return the files without an item and the folders that `sync` looks at."""
         return tuple(islice(self._itemless, _WATCHED)), tuple(self._listings)
-
-    def _open(self, path: Path) -> OpenedItem:
-        return open_tool(
-            path,
-            source=self._name,
-            base=self._base,
-            namespace=self._namespace,
-            sheets=self._sheets,
-            trust_file=self._trust_file,
-        )
 
     def _start(self, sheets: TypeSpecs) -> None:
         # Another set of types reads every manifest anew.
@@ -259,7 +347,7 @@ class FolderSource(ItemSource):
 
     def _list(self, path: str, kind: str = "", depth: int = 0) -> None:
         old = self._listings.get(path) or FolderListing(kind, depth, MISSING)
-        folders = self._folders()
+        folders = self._sheets.folders_of(self._name) if self._sheets else {}
         home = folders.get(old.kind)
         new = list_folder(path, home=home, depth=old.depth) if home else list_base(path, folders)
         self._unsaved += new != old
@@ -274,9 +362,6 @@ class FolderSource(ItemSource):
         for folder in new.folders:
             if folder not in self._listings:
                 self._list(folder, new.kind or folder.rpartition("/")[2], new.depth + 1 if new.kind else 0)
-
-    def _folders(self) -> Mapping[str, ItemFolder]:
-        return self._sheets.folders_of(self._name) if self._sheets else {}
 
     def _drop(self, folder: str) -> None:
         listing = self._listings.pop(folder, None)
@@ -312,13 +397,6 @@ class FolderSource(ItemSource):
         else:
             if head is not None:
                 entry = card_of(head, Path(path), base=self._base, source=self._name, namespace=self._namespace)
-        self._keep(path, stamp, entry, broken)
-
-    def _broken_of(self, path: str, error: KiwiError) -> BrokenFile:
-        place = Path(path)
-        return BrokenFile(self._name, self._namespace, path, kind_of(place, self._base), stem_of(place), error)
-
-    def _keep(self, path: str, stamp: FileStamp, entry: Card | None, broken: BrokenFile | None) -> None:
         old = self._records.get(path, (MISSING, None))
         self._unsaved += old[0] != stamp
         if old[1] == entry and broken is None and path not in self._broken:
@@ -329,6 +407,10 @@ class FolderSource(ItemSource):
         if broken is not None:
             self._broken[path] = broken
         self._enter(path, entry)
+
+    def _broken_of(self, path: str, error: KiwiError) -> BrokenFile:
+        place = Path(path)
+        return BrokenFile(self._name, self._namespace, path, kind_of(place, self._base), stem_of(place), error)
 
     def _enter(self, path: str, entry: Card | None) -> None:
         if entry is None:

@@ -177,10 +177,7 @@ class Sandbox(Struct, frozen=True):
 
 
 async def open_sandbox(profile: SandboxProfile, space: Space, folders: tuple[str, ...] = ()) -> Sandbox:
-    """Return the sandbox that enforces a profile; refuse a profile that no backend here can enforce.
-
-    `folders` are readable besides: those with the files that run.
-    """
+    """Return the sandbox that enforces a profile, with more readable folders; refuse one that cannot be enforced."""
     backend = await backend_for(profile, space)
     profile = _extended(profile, space, folders)
     watch = _watch(profile, space) if profile.writable else None

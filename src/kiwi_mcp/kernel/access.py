@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import fields
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.catalog.refs import Ref
+from kiwi_mcp.catalog.references import Ref
 from kiwi_mcp.domain.calls import OWNER
 from kiwi_mcp.domain.errors import InvalidManifest, KiwiError, PolicyDenied, ToolNotFound
 from kiwi_mcp.domain.grants import Deny, Grant

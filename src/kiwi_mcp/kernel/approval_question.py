@@ -160,10 +160,7 @@ def shown_plan(plan: Plan, secrets: Mapping[str, str]) -> JsonObject:
 
 
 def in_words(plan: Plan, chain: Chain, asked: Approval, doubt: str = "", way: str = "") -> str:
-    """Return the question: what would be run, from where, what it touches, and with which parameters.
-
-    `way` is how it was asked: through what, and by which program.
-    """
+    """Return the question: what would run, from where, what it touches, its parameters, and the way it was asked."""
     tool = chain.tool
     vouched = ", ".join(dict.fromkeys(filter(None, (tool.integrity, tool.trust))))
     profile, inputs = plan.profile, as_object(asked.plan.get("inputs"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from glob import escape
@@ -18,7 +17,7 @@ from kiwi_mcp.domain.items import Chain, Tool
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.domain.plan import ChangeSpec, Plan, ReadSpec
 from kiwi_mcp.domain.records import LIFETIME_MS, Approval, ApprovalRule, ApprovedBy, Effects
-from kiwi_mcp.domain.times import iso
+from kiwi_mcp.domain.times import iso, now_ms
 from kiwi_mcp.kernel.approval_question import ALWAYS, code_of, in_words, is_keepable, question_of, shown_plan
 from kiwi_mcp.kernel.context import Context
 from kiwi_mcp.kernel.provenance import chain_digest
@@ -127,7 +126,7 @@ class ApprovalGate(Struct, frozen=True):
             actor=self.context.caller.name or approvals.owner,
             project=str(self.context.catalog.space.project),
             contents=_contents(chain) if any(rule.digest for rule in rules) else frozenset(),
-            now=_now(),
+            now=now_ms(),
         )
 
     def _look(self, run: Run, need: ApprovalNeed) -> ApprovedBy | Approval:
@@ -154,11 +153,11 @@ class ApprovalGate(Struct, frozen=True):
         return approvals.ask(replace(asked, preview=in_words(run.plan, run.chain, asked, doubt, way)))
 
     def _take(self, asked: Approval, run_id: str) -> ApprovedBy | None:
-        used = self._approvals().take(replace(asked, created_at=_now()), run_id)
+        used = self._approvals().take(replace(asked, created_at=now_ms()), run_id)
         return ApprovedBy(approval_id=used.id) if used else None
 
     def _question(self, run: Run, need: ApprovalNeed) -> Approval:
-        now, call = _now(), run.call
+        now, call = now_ms(), run.call
         return Approval(
             id=new_run(now)[0],
             plan_digest=run.digest,
@@ -206,7 +205,9 @@ class ApprovalGate(Struct, frozen=True):
         def deny() -> None:
             approvals = self._approvals()
             with suppress(Conflict):  # the same question from a parallel call was already answered
-                approvals.decide(asked.id, "denied", by=approvals.owner, how=self.context.services.surface, now=_now())
+                approvals.decide(
+                    asked.id, "denied", by=approvals.owner, how=self.context.services.surface, now=now_ms()
+                )
 
         await asyncio.to_thread(deny)
 
@@ -217,7 +218,7 @@ class ApprovalGate(Struct, frozen=True):
     def _accept(self, asked: Approval, run_id: str, always: str) -> ApprovedBy:
         approvals = self._approvals()
         rule = rule_from(asked, approvals.owner, always) if always in ALWAYS[1:] else None
-        used = approvals.accept(asked, run_id, by=approvals.owner, how=self.context.services.surface, now=_now())
+        used = approvals.accept(asked, run_id, by=approvals.owner, how=self.context.services.surface, now=now_ms())
         if rule is not None:
             approvals.add_rule(rule)
         return ApprovedBy(approval_id=used.id)
@@ -246,7 +247,7 @@ def rule_from(asked: Approval, owner: str, always: str) -> ApprovalRule:
     After an edit of the tool, the question is asked again. The same applies to a tool of that name in another project.
     For `this server` it is every tool of the server, as long as the server itself is as it is.
     """
-    now = _now()
+    now = now_ms()
     server = as_object(asked.plan.get("server"))
     if always == ALWAYS[2] and not server:
         raise InvalidRequest(
@@ -317,7 +318,3 @@ def _denied(tool_id: str, asked: Approval) -> Denied:
         approval_id=asked.id,
         reasons=list(asked.reasons),
     )
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000

@@ -357,10 +357,7 @@ class Services:
         return AuthorshipLog(self.provenance, caller.name or self.surface, is_owner=self.is_owner(caller))
 
     async def check_server(self, chain: Chain, catalog: Catalog) -> Unavailable | None:
-        """List the MCP server of a chain again where that is due, and return why it cannot be reached, if so.
-
-        An item of it that changed is refused.
-        """
+        """List the server of a chain again where that is due, and return why it cannot be reached, if so."""
         return await self._check_server(self, chain, catalog) if chain.server is not None else None
 
     def runs(self, caller: Caller) -> Runs:

@@ -271,20 +271,14 @@ class Kernel:
         return None
 
     def parameters_of(self, item_id: str, item_type: ItemType | None = None) -> JsonObject:
-        """Return the schema that parses the arguments typed for an item; this does not count as use of the item.
-
-        The schema is empty if there is no such item; a later call of the item reports that.
-        """
+        """Return the schema for the arguments of an item, empty without one; this does not count as use of it."""
         try:
             return self.catalog().find(item_id, item_type=item_type).manifest.parameters
         except KiwiError:
             return {}
 
     def unsigned_item(self, item_id: str, item_type: ItemType | None = None) -> UnsignedItem | None:
-        """Return a tool that only its author can vouch for: nobody signed it, and its origin is unknown.
-
-        None for every other item.
-        """
+        """Return a tool that only its author can vouch for: unsigned, and of unknown origin; None for others."""
         try:
             tool = self.catalog().find(item_id, item_type=item_type)
         except KiwiError:

@@ -41,6 +41,7 @@ from kiwi_mcp.domain.times import moment
 from kiwi_mcp.kernel.approvals import ApprovalGate
 from kiwi_mcp.kernel.context import Context, Services
 from kiwi_mcp.kernel.mcp_definitions import ServerOffer, merged, offers_of, unlisted, without_secrets
+from kiwi_mcp.kernel.permission import client_requests
 from kiwi_mcp.kernel.pipeline import (
     judge_plan,
     plan_call,
@@ -50,7 +51,6 @@ from kiwi_mcp.kernel.pipeline import (
     with_client_requests,
 )
 from kiwi_mcp.kernel.prepared import Prepared
-from kiwi_mcp.kernel.reach import client_requests
 from kiwi_mcp.kernel.recorder import Run
 from kiwi_mcp.kernel.tool_names import touch_server_names
 from kiwi_mcp.manifest.names import did_you_mean
@@ -184,10 +184,7 @@ class McpServers:
         return cast("McpDriver", driver)
 
     def plan(self, server: Tool, catalog: Catalog, rights: Rights | None = None) -> tuple[Run, Revealed]:
-        """Return how a server is started or reached, judged by every rule of a call, and its secrets.
-
-        Nothing is started, sent or recorded. `rights` are the caller's; the default is the owner's own rules.
-        """
+        """Return how a server is started or reached, judged by every rule of a call, and its secrets."""
         space = catalog.space
         rights = rights_of(self._user) if rights is None else rights
         context = Context(self._services, NO_CALLER, catalog, rights, is_owner=False)

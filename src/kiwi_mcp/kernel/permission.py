@@ -1,4 +1,4 @@
-"""Permission, checked before a run is attempted: whether the owner's policy lets an item run."""
+"""What the rules say about items before they run, and what servers may use because their owner accepted them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.errors import KiwiError
-from kiwi_mcp.domain.grants import Deny, Grant, Rights, Verdict
-from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.domain.grants import Deny, Grant, Rights, Rules, Verdict
+from kiwi_mcp.domain.items import Needs, Tool
 from kiwi_mcp.domain.mcp import Offers
 from kiwi_mcp.policy.rights import rights_of
 
@@ -111,3 +111,34 @@ class ItemVisibility:
             return [link.identity for link in self._catalog.resolve(identity).links]
         except KiwiError:  # it will not run for another reason, which the call itself reports
             return [identity]
+
+
+def reaching(rights: Rights, server: Tool, catalog: Catalog) -> Rights:
+    """Return the owner's grants, plus the permissions they gave by adding or accepting a server as it is.
+
+    The extension is the exact address of a server nearby, and the needs that its manifest declares. A rule that denies
+    any of it still wins, and it opens nothing that the server itself names. A host that is a pattern, such as
+    `*.example.com`, opens public addresses only, which need no rule.
+    """
+    near, needs = catalog.meant_hosts(server), server.manifest.needs
+    if not near and (needs == Needs() or not catalog.is_meant(server)):
+        return rights
+    owner, *others = rights.grants
+    meant = replace(
+        owner,
+        hosts=_with(owner.hosts, (*near, *(host for host in needs.hosts if "*" not in host))),
+        read=_with(owner.read, (*needs.read, *needs.write)),
+        write=_with(owner.write, needs.write),
+    )
+    return Rights((meant, *others))
+
+
+def client_requests(server: Tool, catalog: Catalog) -> tuple[str, ...]:
+    """Return what a server may ask of the client that calls it: nothing unless its owner accepted it as it is."""
+    asked = server.manifest.needs.client
+    return asked if asked and catalog.is_meant(server) else ()
+
+
+def _with(rules: Rules, meant: Sequence[str]) -> Rules:
+    added = tuple(text for text in dict.fromkeys(meant) if text not in rules.allow)
+    return replace(rules, allow=(*rules.allow, *added)) if added else rules

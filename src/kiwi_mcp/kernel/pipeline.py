@@ -29,8 +29,8 @@ from kiwi_mcp.drivers.driver import Driver, unavailable
 from kiwi_mcp.kernel.approvals import ApprovalGate
 from kiwi_mcp.kernel.checkpoints.checkpoint import guard_of
 from kiwi_mcp.kernel.context import Context
+from kiwi_mcp.kernel.permission import client_requests, reaching
 from kiwi_mcp.kernel.prepared import Prepared, plan_digest
-from kiwi_mcp.kernel.reach import client_requests, reaching
 from kiwi_mcp.kernel.recorder import CallRecord, Run
 from kiwi_mcp.manifest.parameters import accept
 from kiwi_mcp.policy.approval_rules import returns_untrusted_text

@@ -150,10 +150,7 @@ _REQUESTS_KEPT = 32
 
 
 def plan_digest(plan: Plan) -> str:
-    """Return the hash that names exactly this plan: that of `canonical(plan.to_json())`.
-
-    What all calls of a tool have in common is written once.
-    """
+    """Return the hash of `canonical(plan.to_json())`; what all calls of a tool have in common is written once."""
     variables, spec = canonical(list(plan.variables)) if plan.variables else b"[]", plan.spec
     if isinstance(spec, ProcessSpec):
         spec_text = b"".join(

@@ -319,10 +319,7 @@ def _detail(answer: JsonObject, arguments: bytes | None, secrets: Mapping[str, s
 
 
 def action_of(verb: str, declared: Verb | None, payload: JsonObject) -> str:
-    """Return the action in the receipt of a request; empty where it leaves none.
-
-    `declared` is the verb that the payload names, None if there is no such verb or action.
-    """
+    """Return the action in the receipt of a request, empty where it leaves none; an unknown verb has no `declared`."""
     action = ""
     if payload.get("dry_run") is not True:
         if declared is None:
@@ -724,10 +721,7 @@ _CODES = {"error": "execution_failed"}
 
 
 def _traces(outcome: Outcome) -> JsonObject:
-    """Return what a receipt says about network and quarantine: the sums, and as many hosts as have room.
-
-    The output file names the files that were moved to quarantine.
-    """
+    """Return what a receipt says about network and quarantine: the sums, and as many hosts as have room."""
     found: dict[str, Json] = {}
     if network := outcome.details.get("network") or outcome.sent:
         hosts = rows = as_list(as_object(network).get("hosts"))

@@ -73,10 +73,7 @@ class RegistrySettings(Struct, frozen=True):
 
 
 def registry_settings(user: Path) -> RegistrySettings:
-    """Return the settings of a user space; read again only when the file changed.
-
-    The variable KIWI_REGISTRY names another store than the file does.
-    """
+    """Return the settings of a user space, read again only when the file changed; KIWI_REGISTRY names another store."""
     path = f"{user}/{FILE_NAME}"
     stat, named = owner_stamp(path), os.environ.get("KIWI_REGISTRY", "")
     # The same settings are the same object, so code that opened a store with them sees that it need not reopen it.

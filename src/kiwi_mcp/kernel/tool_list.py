@@ -329,10 +329,7 @@ class ToolListCache:
             return made.offers
 
     def etag(self) -> str:
-        """Return a text that changes with the list; empty before the list is first built.
-
-        It builds nothing. While another thread builds the list, it returns the etag from before.
-        """
+        """Return a text that changes with the list; it builds nothing, and waits for no thread that does."""
         if self._made is not None and self._lock.acquire(blocking=False):
             try:
                 state = self._state(self._made.sources, self._made.paths)

@@ -12,7 +12,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.catalog.disk import writing
 from kiwi_mcp.catalog.folder_source import MANIFESTS
 from kiwi_mcp.catalog.item_reader import load_bytes, read_tool
 from kiwi_mcp.catalog.item_writer import ItemDraft, write
@@ -35,6 +34,7 @@ from kiwi_mcp.kernel.context import Context
 from kiwi_mcp.kernel.paths import refuse_nowhere
 from kiwi_mcp.kernel.pipeline import judge_plan, prepare, refuse_denied
 from kiwi_mcp.manifest.check import check
+from kiwi_mcp.manifest.files import writing
 from kiwi_mcp.manifest.legacy.python_script import SHARED_CODE
 from kiwi_mcp.manifest.program import input_issues
 from kiwi_mcp.manifest.source_file import read_manifest

@@ -24,9 +24,9 @@ from kiwi_mcp.manifest.formats import Requirement, formats_for
 from kiwi_mcp.manifest.hooks import hook_faults
 from kiwi_mcp.manifest.json_schema import faults, schema_faults
 from kiwi_mcp.manifest.names import did_you_mean
-from kiwi_mcp.manifest.packages import packages_of
 from kiwi_mcp.manifest.permissions import permission_faults
 from kiwi_mcp.manifest.provider import provider_issues
+from kiwi_mcp.manifest.runtime import packages_of
 from kiwi_mcp.manifest.templates import placeholders
 from kiwi_mcp.manifest.type_specs import TypeSpec, TypeSpecs
 
@@ -36,7 +36,17 @@ MAX_SCHEMAS = 100
 def child_faults(parent: Manifest, child: Manifest) -> Iterator[Issue]:
     """Yield the values of an item that its executor's own rules refuse; an executor without rules accepts any."""
     yield from _schema_faults(parent, child)
-    yield from _child_version_faults(parent, child)
+    constraint = as_object(parent.validation.get("child_constraints")).get(child.tool_id)
+    version = Version.parse(child.version)
+    wanted = _range(constraint)
+    if constraint is None or version is None:
+        return
+    if (covered := Range.parse(wanted)) is None:
+        reason = f"{parent.tool_id!r} has a version rule that cannot be read: {wanted!r:.60}"
+        yield Issue("executor", reason, f"Fix `validation.child_constraints` of {parent.tool_id!r}.")
+    elif not covered.covers(version):
+        reason = f"{parent.tool_id!r} accepts this item as {wanted}, and it is {child.version}"
+        yield Issue("version", reason, "Use a version that the executor accepts.")
 
 
 def _schema_faults(parent: Manifest, child: Manifest) -> Iterator[Issue]:
@@ -83,20 +93,6 @@ def _at(subject: JsonObject, path: str) -> Json:
     for step in path.split("."):
         here = as_object(here).get(step)
     return here
-
-
-def _child_version_faults(parent: Manifest, child: Manifest) -> Iterator[Issue]:
-    constraint = as_object(parent.validation.get("child_constraints")).get(child.tool_id)
-    version = Version.parse(child.version)
-    wanted = _range(constraint)
-    if constraint is None or version is None:
-        return
-    if (covered := Range.parse(wanted)) is None:
-        reason = f"{parent.tool_id!r} has a version rule that cannot be read: {wanted!r:.60}"
-        yield Issue("executor", reason, f"Fix `validation.child_constraints` of {parent.tool_id!r}.")
-    elif not covered.covers(version):
-        reason = f"{parent.tool_id!r} accepts this item as {wanted}, and it is {child.version}"
-        yield Issue("version", reason, "Use a version that the executor accepts.")
 
 
 def _range(constraint: Json) -> str:
@@ -234,7 +230,12 @@ def _universal(subject: _Subject) -> Iterator[Issue]:
     yield from _isolation_faults(subject)
     if "needs" in manifest.extra:
         yield from needs_faults(manifest.extra["needs"], manifest.tool_type, subject.sheets)
-    yield from _parameter_faults(manifest.parameters)
+    found = schema_faults(manifest.parameters, "parameters")
+    yield from found
+    for name, inner in as_object(manifest.parameters.get("properties")).items() if not found else ():
+        declared = as_object(inner)
+        if "default" in declared and "$ref" not in compact(declared):
+            yield from faults(declared, declared["default"], place=f"parameters.{name}.default")
     yield from _type_faults(subject)
 
 
@@ -254,15 +255,6 @@ def _isolation_faults(subject: _Subject) -> Iterator[Issue]:
 def _has_process(subject: _Subject, sheet: TypeSpec) -> bool:
     is_started = sheet.traits.is_server and subject.manifest.executor == SUBPROCESS
     return is_started or subject.sheets.runs_in_process(sheet.type)
-
-
-def _parameter_faults(schema: JsonObject) -> Iterator[Issue]:
-    found = schema_faults(schema, "parameters")
-    yield from found
-    for name, inner in as_object(schema.get("properties")).items() if not found else ():
-        declared = as_object(inner)
-        if "default" in declared and "$ref" not in compact(declared):
-            yield from faults(declared, declared["default"], place=f"parameters.{name}.default")
 
 
 def _version_faults(version: str) -> Iterator[Issue]:

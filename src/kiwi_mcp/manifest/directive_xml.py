@@ -16,7 +16,7 @@ from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.document import refuse
-from kiwi_mcp.manifest.legacy.hashes import xml_of
+from kiwi_mcp.manifest.legacy.manifests import xml_of
 
 MAX_CHARACTERS = 512_000
 MAX_DEPTH = 64
@@ -85,7 +85,12 @@ def read_xml(text: str, *, what: str) -> Element:
         fix = 'Add <directive name="…" version="1.0.0">…</directive>.'
         raise refuse(what, "holds no <directive>…</directive>", fix)
     start = text.index(xml)
-    _refuse_doctype(text[:start], what)
+    before = text[:start]
+    # In prose a DOCTYPE is only text; in the same fence as the directive it would belong to it.
+    fence = max(before.rfind("```"), 0)
+    at = before.upper().find("<!DOCTYPE", fence)
+    if at >= 0:
+        raise _no_doctype(what, before.count("\n", 0, at) + 1)
     # The space before keeps the parser's lines and columns those of the whole text.
     padding = "\n" * text.count("\n", 0, start) + " " * (start - text.rfind("\n", 0, start) - 1)
     blanked, cut = _cut_opaque(xml)
@@ -187,14 +192,6 @@ def _hint(line: str, column: int, code: int) -> str:
     if "<" in line[: column + 2]:
         return "Write `&lt;` for `<`, or put the text in <![CDATA[ … ]]>."
     return "Put text that is not XML in <![CDATA[ … ]]> or in a <template>."
-
-
-def _refuse_doctype(before: str, what: str) -> None:
-    # In prose a DOCTYPE is only text; in the same fence as the directive it would belong to it.
-    fence = max(before.rfind("```"), 0)
-    at = before.upper().find("<!DOCTYPE", fence)
-    if at >= 0:
-        raise _no_doctype(what, before.count("\n", 0, at) + 1)
 
 
 def _no_doctype(what: str, line: int) -> InvalidManifest:

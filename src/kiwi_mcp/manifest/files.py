@@ -6,13 +6,15 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 from typing import TypeAlias
 
 from msgspec import Struct
 
-from kiwi_mcp.domain.errors import InvalidManifest, TooLarge
+from kiwi_mcp.domain.errors import InvalidManifest, TooLarge, Unavailable
 from kiwi_mcp.domain.issues import Issue
 
 OwnerStamp: TypeAlias = tuple[int, int, int] | None
@@ -125,3 +127,19 @@ def _read(descriptor: int, limit: int) -> bytes:
 
 def _stamp(found: os.stat_result) -> FileStamp:
     return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
+
+
+_FULL = frozenset({ENOSPC, EDQUOT, EFBIG})
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn every error of the operating system into `unavailable`, while the block writes below a folder."""
+    try:
+        yield
+    except OSError as error:
+        fix = f"Free some space for {folder}" if error.errno in _FULL else f"Give yourself write access to {folder}"
+        raise Unavailable(
+            f"{folder} cannot be written: {error.strerror or error}.",
+            suggestion=f"{fix}, then try again.",
+        ) from error

@@ -156,7 +156,13 @@ def explain(error: ValidationError, schema: JsonObject, place: str) -> list[Issu
     where = place_of(error.instance_path, place)
     match error.kind:
         case Kind.AdditionalProperties(unexpected=names) | Kind.UnevaluatedProperties(unexpected=names):
-            known = _known_words(schema, error.schema_path)
+            here: Json = schema
+            for step in error.schema_path[:-1]:
+                if isinstance(here, Mapping):
+                    here = here.get(str(step))
+                elif isinstance(here, list) and isinstance(step, int) and step < len(here):
+                    here = here[step]
+            known = sorted(as_object(as_object(here).get("properties")))
             return [_unknown(join(where, name), name, known) for name in names]
         case Kind.Required(property=name):
             return [Issue(join(where, name), "is required", f"Add `{name}`.")]
@@ -171,16 +177,6 @@ def explain(error: ValidationError, schema: JsonObject, place: str) -> list[Issu
 def _unknown(where: str, name: str, known: Sequence[str]) -> Issue:
     listed = f"Known here: {', '.join(known[:20])}." if known else "Nothing is declared here."
     return Issue(where, f"unknown key {name!r}", f"{did_you_mean(name, known)}{listed}")
-
-
-def _known_words(schema: JsonObject, path: Sequence[str | int]) -> list[str]:
-    here: Json = schema
-    for step in path[:-1]:
-        if isinstance(here, Mapping):
-            here = here.get(str(step))
-        elif isinstance(here, list) and isinstance(step, int) and step < len(here):
-            here = here[step]
-    return sorted(as_object(as_object(here).get("properties")))
 
 
 def _reason(error: ValidationError) -> tuple[str, str]:  # noqa: PLR0912 - one case for each word of the vocabulary

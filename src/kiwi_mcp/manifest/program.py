@@ -22,7 +22,7 @@ from kiwi_mcp.manifest.directive import limits_in, read_directive
 from kiwi_mcp.manifest.hooks import Hook, hooks_in
 from kiwi_mcp.manifest.json_schema import faults
 from kiwi_mcp.manifest.knowledge import body
-from kiwi_mcp.manifest.legacy.hashes import xml_of
+from kiwi_mcp.manifest.legacy.manifests import xml_of
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.parameters import TYPES, accept
 from kiwi_mcp.manifest.permissions import delegate_of, grant_of, said_by
@@ -167,7 +167,7 @@ def directive_program(item: TextItem, inputs: JsonObject, load: Load) -> Directi
         outputs=as_object(_nearest("outputs", configs)) or manifest.outputs,
         permissions=tuple(grant_of(said, one.manifest.tool_id) for one, said in able) or nothing,
         delegates=tuple(delegate_of(said, one.manifest.tool_id) for one, said in able) or nothing,
-        limits=_limits(configs),
+        limits=_as_limits({word: value for config in configs for word, value in _own_limits(config).items()}),
         model=_model(_nearest("model", configs), as_text(_nearest("model_tier", configs))),
         hooks=tuple(hook for config in reversed(configs) for hook in hooks_in(config.get("hooks"))),
         mcps=tuple(use for config in configs for use in mcps_in(config.get("mcps"))),
@@ -539,10 +539,6 @@ def _entries(value: Json) -> Sequence[str]:
 
 def _nearest(word: str, configs: Sequence[JsonObject]) -> Json:
     return next((config[word] for config in reversed(configs) if config.get(word)), None)
-
-
-def _limits(configs: Sequence[JsonObject]) -> DirectiveLimits:
-    return _as_limits({word: value for config in configs for word, value in _own_limits(config).items()})
 
 
 def _own_limits(config: JsonObject) -> JsonObject:

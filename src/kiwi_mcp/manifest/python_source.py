@@ -94,20 +94,16 @@ def _type(annotation: ast.expr | None, depth: int) -> JsonObject:
         case ast.Constant(value=None):
             return {"type": "null"}
         case ast.Constant(value=str() as text):
-            return _quoted(text, depth)
+            try:
+                return _type(ast.parse(text[:200], mode="eval").body, depth + 1)
+            except (SyntaxError, ValueError, MemoryError, RecursionError):
+                return {}
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
             return _either([_type(left, depth + 1), _type(right, depth + 1)])
         case ast.Subscript(value=ast.Name(id=name) | ast.Attribute(attr=name), slice=inner):
             return _generic(name, list(inner.elts) if isinstance(inner, ast.Tuple) else [inner], depth)
         case _:
             return {}
-
-
-def _quoted(text: str, depth: int) -> JsonObject:
-    try:
-        return _type(ast.parse(text[:200], mode="eval").body, depth + 1)
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return {}
 
 
 def _generic(name: str, inner: list[ast.expr], depth: int) -> JsonObject:
@@ -225,7 +221,21 @@ def read_python(text: str, *, what: str) -> PythonSource:
     tree = _tree(text, what)
     _read_docstring(tree, source, what)
     source.is_item = "tool_id" in source.value or "tool_type" in source.value
-    _read_assignments(tree, source)
+    seen: set[str] = set()
+    for name, value, line in _assignments(tree):
+        word = DUNDERS.get(name) or CONSTANTS.get(name)
+        if word is None:
+            continue
+        source.is_item = source.is_item or name in DUNDERS
+        if name in seen:
+            reason = f"`{name}` is assigned twice; the last one counts"
+            source.issues.append(Issue(word, reason, "Keep one of them.", "warning", line))
+        seen.add(name)
+        try:
+            source.value[word] = settle(_as_json(ast.literal_eval(value)), DocumentLimits(name, MAX_NODES, MAX_DEPTH))
+            source.lines[word] = line
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, InvalidManifest):
+            source.issues.append(_not_literal(name, word, line))
     _read_script_block(text, source, what)
     if not DECLARED_IN & source.value.keys():
         source.value["parameters"] = parameters_of(tree, text)
@@ -281,24 +291,6 @@ def shifted(issue: Issue, offset: int) -> Issue:
     return issue if issue.line is None else replace(issue, line=issue.line + offset)
 
 
-def _read_assignments(tree: ast.Module, source: PythonSource) -> None:
-    seen: set[str] = set()
-    for name, value, line in _assignments(tree):
-        word = DUNDERS.get(name) or CONSTANTS.get(name)
-        if word is None:
-            continue
-        source.is_item = source.is_item or name in DUNDERS
-        if name in seen:
-            reason = f"`{name}` is assigned twice; the last one counts"
-            source.issues.append(Issue(word, reason, "Keep one of them.", "warning", line))
-        seen.add(name)
-        try:
-            source.value[word] = _literal(value, name)
-            source.lines[word] = line
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, InvalidManifest):
-            source.issues.append(_not_literal(name, word, line))
-
-
 def _not_literal(name: str, word: str, line: int) -> Issue:
     reason = f"`{name}` is not a plain literal, and metadata is read without running the file"
     fix = "Write a literal: text, a number, true or false, a list or a dict of these."
@@ -314,10 +306,6 @@ def _assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr, int]]:
                         yield target.id, value, statement.lineno
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
                 yield name, value, statement.lineno
-
-
-def _literal(node: ast.expr, name: str) -> Json:
-    return settle(_as_json(ast.literal_eval(node)), DocumentLimits(name, MAX_NODES, MAX_DEPTH))
 
 
 def _as_json(value: object) -> Json:

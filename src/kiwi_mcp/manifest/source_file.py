@@ -53,7 +53,13 @@ class Comments(Struct, frozen=True):
 def read_embedded(suffix: str, text: str, *, what: str, is_legacy_script: bool = False) -> SourceManifest | None:
     """Return the metadata a code file holds, or None where it is no item. Nothing in the file is run."""
     if suffix == ".py":
-        return _read_python(text, what, is_legacy_script)
+        if not is_legacy_script and not may_be_item(text):
+            return None
+        source = read_python(text, what=what)
+        if not is_legacy_script and not source.is_item:
+            return None
+        value = legacy_words(source) if is_legacy_script else source.value
+        return SourceManifest(value, "embedded", source.lines, tuple(source.issues))
     for start, block in _leading_comments(text[:MAX_LEAD], comments_of(suffix)):
         if _KEY.search(block) is None:
             continue
@@ -64,16 +70,6 @@ def read_embedded(suffix: str, text: str, *, what: str, is_legacy_script: bool =
         lines = {place: line + start for place, line in document.lines.items()}
         return SourceManifest(as_object(document.value), "embedded", lines)
     return None
-
-
-def _read_python(text: str, what: str, is_legacy_script: bool) -> SourceManifest | None:
-    if not is_legacy_script and not may_be_item(text):
-        return None
-    source = read_python(text, what=what)
-    if not is_legacy_script and not source.is_item:
-        return None
-    value = legacy_words(source) if is_legacy_script else source.value
-    return SourceManifest(value, "embedded", source.lines, tuple(source.issues))
 
 
 @cache
@@ -147,27 +143,23 @@ def read_manifest(
     """Return the manifest in a file, or None if it is no item. Nothing in it is run."""
     suffix = path.suffix.lower()
     if suffix in _READERS:
-        return _read_data(path, suffix, text)
+        is_tool_file = path.stem == "tool"
+        if not is_tool_file and not any(mark in text for mark in _MARKS):
+            if suffix in _YAML and (fault := syntax_fault(text, what=path.name)):
+                raise fault  # it may have been meant as an item, and its author has to see the error
+            return None
+        document: Document = _READERS[suffix](text, what=path.name)
+        if isinstance(document.value, Mapping) and (is_tool_file or any(mark in document.value for mark in _MARKS)):
+            return SourceManifest(document.value, "manifest", document.lines)
+        if is_tool_file:
+            raise refuse(path.name, "is not a mapping", "Write `tool_id`, `tool_type` and `version` as keys.", line=1)
+        return None
     if suffix == ".md":
         return _read_markdown(path, text, sheets or load_type_specs())
     found = read_embedded(suffix, text, what=path.name, is_legacy_script=is_legacy_script)
     if found is None or "entrypoint" in found.value or "entrypoint" in as_object(found.value.get("config")):
         return found
     return replace(found, value={**found.value, "entrypoint": path.name})  # the file is its own entrypoint
-
-
-def _read_data(path: Path, suffix: str, text: str) -> SourceManifest | None:
-    is_tool_file = path.stem == "tool"
-    if not is_tool_file and not any(mark in text for mark in _MARKS):
-        if suffix in _YAML and (fault := syntax_fault(text, what=path.name)):
-            raise fault  # it may have been meant as an item, and its author has to see the error
-        return None
-    document: Document = _READERS[suffix](text, what=path.name)
-    if isinstance(document.value, Mapping) and (is_tool_file or any(mark in document.value for mark in _MARKS)):
-        return SourceManifest(document.value, "manifest", document.lines)
-    if is_tool_file:
-        raise refuse(path.name, "is not a mapping", "Write `tool_id`, `tool_type` and `version` as keys.", line=1)
-    return None
 
 
 def _read_markdown(path: Path, text: str, sheets: TypeSpecs) -> SourceManifest | None:

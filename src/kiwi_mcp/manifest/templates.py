@@ -160,7 +160,12 @@ def _filled(piece: Piece, values: Values) -> Piece:
 def _render(template: Json, values: Values) -> Json | Absent:
     match template:
         case str():
-            return _render_string(template, values)
+            match pieces(template):
+                case (Piece(kind="name", text=name),):
+                    value = value_of(name, values)
+                    return value if isinstance(value, Absent) else _escaped(value)
+                case _:
+                    return render_text(template, values)
         case Mapping():
             return _render_object(template, values)
         case Sequence():
@@ -168,15 +173,6 @@ def _render(template: Json, values: Values) -> Json | Absent:
             return [item for item in items if not isinstance(item, Absent)]
         case _:
             return template
-
-
-def _render_string(template: str, values: Values) -> Json | Absent:
-    match pieces(template):
-        case (Piece(kind="name", text=name),):
-            value = value_of(name, values)
-            return value if isinstance(value, Absent) else _escaped(value)
-        case _:
-            return render_text(template, values)
 
 
 def _render_object(template: Mapping[str, Json], values: Values) -> Json:

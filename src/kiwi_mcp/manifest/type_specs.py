@@ -327,11 +327,6 @@ def _redefined(sheet: TypeSpec, name: str, known: TypeSpecs) -> Issue | None:
     if taken:
         reason = f"`{taken[0]}` already means the type `{known.canonical(taken[0])[0]}`; this file is ignored"
         return Issue(f"{name}.aliases.{taken[0]}", reason, "Remove the alias.")
-    return _misplaced(sheet, name, known)
-
-
-def _misplaced(sheet: TypeSpec, name: str, known: TypeSpecs) -> Issue | None:
-    """Return the issue of a new type with a folder that is not its own."""
     fix = "Give the type a folder of its own, such as its name, and a `format`."
     if sheet.old_folders:
         return Issue(f"{name}.old_folders", "is for built-in types alone; this file is ignored", "Remove it.")
@@ -437,17 +432,14 @@ class TypeSheets:
     def now(self) -> TypeSpecs:
         """Return the current type specs; the same object as long as no file changes."""
         if self._sheets is None or not are_fresh(self._stamps):
-            self._stamps = self._looked()
+            paths = [path for folder in (self._user, self._project) for path in _paths(str(folder))]
+            self._stamps = tuple((path, settled(stamp_of(path))) for path in paths)
             self._sheets = load_type_specs(self._project, user=self._user)
         return self._sheets
 
     def files(self) -> Sequence[str]:
         """Return the paths that the current type specs depend on."""
         return [path for path, _ in self._stamps]
-
-    def _looked(self) -> Stamps:
-        paths = [path for folder in (self._user, self._project) for path in _paths(str(folder))]
-        return tuple((path, settled(stamp_of(path))) for path in paths)
 
 
 def _paths(folder: str) -> list[str]:

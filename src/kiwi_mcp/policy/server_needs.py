@@ -13,7 +13,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Needs
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.manifest.mcp.known_servers import server_in
+from kiwi_mcp.manifest.mcp.launch_command import server_in
 from kiwi_mcp.policy.needs import is_private, placed
 from kiwi_mcp.sandbox.command_files import files_of_command, is_in_any, is_too_wide, script_in
 from kiwi_mcp.sandbox.levels import base_profile

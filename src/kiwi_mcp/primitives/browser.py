@@ -47,10 +47,7 @@ class LoginCallback(Struct, frozen=True):
 
 @asynccontextmanager
 async def login_callback(is_ours: Callable[[Words], bool], *, port: int = 0) -> AsyncIterator[LoginCallback]:
-    """Listen on the loopback address, and nowhere else, until the browser comes back with words that are ours.
-
-    `port` is the one that is wanted; where it is taken, or 0, any other is used.
-    """
+    """Listen on the loopback address, and nowhere else, until the browser comes back with words that are ours."""
     came: asyncio.Future[Words] = asyncio.get_running_loop().create_future()
     gate = asyncio.Semaphore(_VISITORS)
 

@@ -40,10 +40,7 @@ def listening(path: Path) -> socket.socket:
 
 
 def is_own_peer(transport: BaseTransport) -> bool:
-    """Whether a connection comes from a process of the same user; one over a network does not say, and counts as such.
-
-    What a connection over a network may do, its token says.
-    """
+    """Whether a connection comes from a process of the same user; over a network its token says what it may do."""
     connection = transport.get_extra_info("socket")
     if connection is None or connection.family != socket.AF_UNIX:
         return True

@@ -62,10 +62,7 @@ class Launch(Struct, frozen=True):
 
 
 class SelfTest(Struct, frozen=True):
-    """A process that prints the name of each property that holds in its sandbox, one per line.
-
-    The profile is as small as possible. The test must finish within `spec.timeout`.
-    """
+    """A process that prints the name of each property that holds in its sandbox, within `spec.timeout`."""
 
     spec: ProcessSpec
     profile: SandboxProfile
@@ -89,10 +86,7 @@ class Backend(Protocol):
         """Return the inputs of the self-test's result, besides the kernel and the user."""
 
     def self_test(self, secret: str) -> SelfTest | None:
-        """Return the process that tests the backend here, or None if there is nothing to test.
-
-        `secret` is the path of a file that the process must not be able to see.
-        """
+        """Return the process that tests the backend here, or None; it must not be able to see the file `secret`."""
 
     def wrap(self, spec: ProcessSpec, profile: SandboxProfile) -> AbstractContextManager[Launch]:
         """Return the process confined; what was opened for it is closed when the block ends."""

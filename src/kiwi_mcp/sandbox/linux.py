@@ -131,10 +131,7 @@ def is_there() -> bool:
 
 
 def start_restricted(writable: Sequence[int] | None, spawn: Callable[[], T], /) -> T:
-    """Start a process that gains no rights by what it executes and changes only the open paths in `writable`.
-
-    If `writable` is None, the process may change whatever its user may change.
-    """
+    """Start a process that gains no rights, and changes only the open paths in `writable` where that is not None."""
     with ThreadPoolExecutor(max_workers=1) as thread:
         return thread.submit(_restricted, writable, spawn).result()
 

@@ -45,10 +45,7 @@ class OpenedGrant(Struct, frozen=True):
 
 
 def open_grants(profile: SandboxProfile, needed: Iterable[str], keep: ExitStack) -> tuple[OpenedGrant, ...]:
-    """Open all grants of a process, outer folders first, so that nested ones are mounted on top.
-
-    `needed` are readable paths that the process could not run without.
-    """
+    """Open all grants of a process and what it needs to run, outer folders first, so that nested ones lie on top."""
     wanted = {**dict.fromkeys((*needed, *profile.readable), False), **dict.fromkeys(profile.writable, True)}
     hidden, trusted = tuple(map("{}/".format, profile.hidden)), tuple(map("{}/".format, profile.trusted))
     opened: dict[str, OpenedGrant] = {}

@@ -112,9 +112,8 @@ def named_project(words: Sequence[str]) -> str | None:
 
 def serve(project: str) -> None:
     """Serve MCP on standard input and output, in two stages, until the client leaves."""
-    stdio = load("mcp.stdio")
     greeting = load("mcp.handshake")
-    wire = stdio.claim()
+    wire = greeting.claim()
     prepared = greeting.load_prepared()
     opening = greeting.greet(wire, greeting.Handshake(prepared, greeting.load_tools(prepared, project)))
     if not opening.lines.is_ended:

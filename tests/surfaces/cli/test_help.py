@@ -13,7 +13,7 @@ from tests.surfaces.cli.conftest import Kiwi
 
 from kiwi_mcp.surfaces.cli.completion import candidates
 from kiwi_mcp.surfaces.cli.help import UsageError, find, options_of, table
-from kiwi_mcp.surfaces.cli.parser import parse
+from kiwi_mcp.surfaces.cli.inputs import parse
 from kiwi_mcp.surfaces.generate import command_table
 from kiwi_mcp.surfaces.start import load
 

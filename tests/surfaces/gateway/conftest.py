@@ -34,9 +34,8 @@ from kiwi_mcp.store.remote.http import HttpRemote
 from kiwi_mcp.surfaces.gateway.app import gateway
 from kiwi_mcp.surfaces.gateway.auth import Authenticator, VisitedKernel
 from kiwi_mcp.surfaces.gateway.mcp import McpEndpoint
-from kiwi_mcp.surfaces.gateway.oauth import TokenVerifier
+from kiwi_mcp.surfaces.gateway.oauth import IdentityProvider, TokenVerifier
 from kiwi_mcp.surfaces.gateway.server import GatewayConfig, GatewayServer, _config, _door, tools
-from kiwi_mcp.surfaces.gateway.settings import IdentityProvider
 
 OWNER = Actor("owner", ("acme", "globex", "public"))
 

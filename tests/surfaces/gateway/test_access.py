@@ -25,8 +25,7 @@ from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.surfaces.gateway import mcp as mcp_endpoint
 from kiwi_mcp.surfaces.gateway import oauth as access_module
 from kiwi_mcp.surfaces.gateway import oauth as issuer_module
-from kiwi_mcp.surfaces.gateway.oauth import TokenVerifier, VerifiedToken
-from kiwi_mcp.surfaces.gateway.settings import IdentityProvider, oauth_settings
+from kiwi_mcp.surfaces.gateway.oauth import IdentityProvider, TokenVerifier, VerifiedToken, oauth_settings
 
 Key = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 AUDIENCE = "https://kiwi.test/mcp"

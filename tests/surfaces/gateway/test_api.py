@@ -15,7 +15,7 @@ from kiwi_mcp.kernel import Answer
 from kiwi_mcp.kernel.verbs import every_verb
 from kiwi_mcp.store.remote.http import INDEX
 from kiwi_mcp.surfaces.gateway import mcp as mcp_endpoint
-from kiwi_mcp.surfaces.gateway.api import path_of
+from kiwi_mcp.surfaces.gateway.app import path_of
 from kiwi_mcp.surfaces.gateway.auth import VisitedKernel
 
 

@@ -30,8 +30,7 @@ from kiwi_mcp.surfaces import start
 from kiwi_mcp.surfaces.gateway import mcp as mcp_endpoint
 from kiwi_mcp.surfaces.gateway import server
 from kiwi_mcp.surfaces.gateway.auth import Authenticator
-from kiwi_mcp.surfaces.gateway.oauth import TokenVerifier
-from kiwi_mcp.surfaces.gateway.settings import IdentityProvider
+from kiwi_mcp.surfaces.gateway.oauth import IdentityProvider, TokenVerifier
 from kiwi_mcp.surfaces.mcp.tasks import EXTENSION, milliseconds
 
 PATIENCE = 45.0

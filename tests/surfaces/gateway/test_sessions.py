@@ -16,7 +16,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERS
 from tests.surfaces.gateway.conftest import ServeTools, Tools
 
 from kiwi_mcp.domain.json import Json, JsonObject
-from kiwi_mcp.surfaces.gateway import fast_path, mcp
+from kiwi_mcp.surfaces.gateway import mcp
 from kiwi_mcp.surfaces.gateway.mcp import Session
 
 ENVELOPE: JsonObject = {PROTOCOL_VERSION_META_KEY: LATEST_MODERN_VERSION, CLIENT_CAPABILITIES_META_KEY: {}}
@@ -193,7 +193,7 @@ def test_a_message_before_the_answer_makes_it_a_stream(
 def test_a_long_silence_is_interrupted_by_comments(
     serving_tools: ServeTools, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fast_path, "PING_SECONDS", 0.05)
+    monkeypatch.setattr(mcp, "PING_SECONDS", 0.05)
     add_tool(project, "slow", "sleep 0.4")
     params: JsonObject = {"name": "execute", "arguments": {"item_id": "slow"}}
 

@@ -23,7 +23,7 @@ from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.surfaces.cli import gateway
 from kiwi_mcp.surfaces.cli.help import find
 from kiwi_mcp.surfaces.cli.inputs import read
-from kiwi_mcp.surfaces.cli.parser import parse
+from kiwi_mcp.surfaces.cli.inputs import parse
 try:
     row, rest = find(["up", *sys.argv[1:]])
     getattr(gateway, row["run"].removeprefix("gateway."))(row, read(row, parse(row, rest)))

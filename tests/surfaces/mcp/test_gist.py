@@ -6,7 +6,7 @@ import pytest
 from inline_snapshot import snapshot
 
 from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.surfaces.mcp.summary import summarize
+from kiwi_mcp.surfaces.mcp.results import summarize
 
 
 def test_a_result_is_shown_with_its_output() -> None:

@@ -21,6 +21,7 @@ from kiwi_mcp.surfaces.mcp.handshake import (
     CLIENT_KEY,
     VERSION_KEY,
     Handshake,
+    StdioPipe,
     greet,
     is_envelope,
     is_handshake,
@@ -28,7 +29,6 @@ from kiwi_mcp.surfaces.mcp.handshake import (
     load_tools,
     read,
 )
-from kiwi_mcp.surfaces.mcp.stdio import StdioPipe
 
 CLIENT: JsonObject = {"name": "a client", "version": "1"}
 
@@ -258,7 +258,7 @@ def test_the_first_invalid_line_and_all_after_it_are_left_unread() -> None:
 def test_stage_one_imports_nothing_large() -> None:
     program = (
         "import json, re, signal, fcntl, sys, importlib; before = set(sys.modules);"
-        "import kiwi_mcp.surfaces.start, kiwi_mcp.surfaces.mcp.stdio, kiwi_mcp.surfaces.mcp.handshake;"
+        "import kiwi_mcp.surfaces.start, kiwi_mcp.surfaces.mcp.handshake, kiwi_mcp.surfaces.mcp.handshake;"
         "print(*sorted(set(sys.modules) - before))"
     )
     env = {**os.environ, "PYTHONPATH": str(Path(kiwi_mcp.__file__).parents[1])}

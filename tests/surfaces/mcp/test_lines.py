@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiwi_mcp.surfaces.mcp.stdio import OVERLONG, LineBuffer
+from kiwi_mcp.surfaces.mcp.handshake import OVERLONG, LineBuffer
 
 
 def taken(lines: LineBuffer) -> list[bytes]:

@@ -30,9 +30,10 @@ from kiwi_mcp.surfaces.mcp.handshake import (
     VERSION_KEY,
     Handshake,
     HandshakeResult,
+    LineBuffer,
+    StdioPipe,
     load_prepared,
 )
-from kiwi_mcp.surfaces.mcp.stdio import LineBuffer, StdioPipe
 from kiwi_mcp.surfaces.mcp.stdio_server import serve
 from kiwi_mcp.surfaces.mcp.tool_list import ONLY_META_TOOLS
 

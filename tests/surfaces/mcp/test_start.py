@@ -41,7 +41,7 @@ def run(program: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
 def test_a_stray_print_never_reaches_the_protocol_stream() -> None:
     done = run(
         "import os, subprocess, sys\n"
-        "from kiwi_mcp.surfaces.mcp.stdio import claim\n"
+        "from kiwi_mcp.surfaces.mcp.handshake import claim\n"
         "wire = claim()\n"
         "print('from print', flush=True)\n"
         "os.write(1, b'from os.write\\n')\n"
@@ -59,7 +59,7 @@ def test_a_stray_print_never_reaches_the_protocol_stream() -> None:
 def test_a_process_without_one_of_its_streams_does_not_crash(closed: int) -> None:
     done = run(
         f"import os; os.close({closed})\n"
-        "from kiwi_mcp.surfaces.mcp.stdio import claim\n"
+        "from kiwi_mcp.surfaces.mcp.handshake import claim\n"
         "wire = claim()\n"
         "assert min(wire.inbound, wire.outbound) > 2\n"
         "os.write(1, b'stray')\n"
@@ -73,7 +73,7 @@ def test_a_process_without_one_of_its_streams_does_not_crash(closed: int) -> Non
 def test_a_client_that_stopped_reading_ends_the_process_quietly() -> None:
     done = run(
         "import os\n"
-        "from kiwi_mcp.surfaces.mcp.stdio import StdioPipe\n"
+        "from kiwi_mcp.surfaces.mcp.handshake import StdioPipe\n"
         "ours, theirs = os.pipe()\n"
         "os.close(ours)\n"
         "StdioPipe(0, theirs).write(b'message')\n"

@@ -101,10 +101,7 @@ _LOOK_AGAIN = 0.05
 
 
 async def make_once(folder: Path, make: Callable[[Path], Awaitable[None]], *, proof: str = "") -> None:
-    """Have `folder` as `make` makes it. Made already: nothing happens. Being made by another kernel: wait for it.
-
-    `proof` is a path below the folder that must exist too, such as a link that may have lost its target.
-    """
+    """Have `folder` as `make` makes it, once among all kernels; the path `proof` below it must exist too."""
     if is_made(folder, proof):
         return
     async with _locked(folder.with_name(f"{folder.name}.lock")):

@@ -20,7 +20,7 @@ from kiwi_mcp.domain.outcome import Report, silent
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.drivers.sandboxed import open_sandbox
-from kiwi_mcp.manifest.packages import InstallTry, PackageConfig, PackageIndex
+from kiwi_mcp.manifest.runtime import InstallTry, PackageConfig, PackageIndex
 from kiwi_mcp.manifest.templates import escape, render
 from kiwi_mcp.primitives.http.addresses import host_port
 from kiwi_mcp.primitives.process import run

@@ -259,10 +259,7 @@ class CallFailed(Exception):
 
 
 def outcome_of(wanted: ServerRequest, answer: JsonObject, outputs: JsonObject) -> Outcome:
-    """Return what an answer means, and the answer itself for who speaks the same protocol.
-
-    `outputs` is the schema that the tool declares for its result, if it has one.
-    """
+    """Return what an answer means, and the answer itself; `outputs` is the schema that the tool declares for it."""
     try:
         compact(answer).encode()
     except UnicodeEncodeError:  # halves of characters, which no text can hold

@@ -20,7 +20,7 @@ from kiwi_mcp.domain.safe_text import strip_controls
 from kiwi_mcp.drivers.mcp.oauth.account import NoOAuthOffered, no_login
 from kiwi_mcp.drivers.mcp.server import ServerConfig
 from kiwi_mcp.drivers.mcp.transport import LoginNeeded, ServerStreams
-from kiwi_mcp.manifest.mcp.known_servers import known_package
+from kiwi_mcp.manifest.mcp.launch_command import known_package
 from kiwi_mcp.primitives.http.origin_client import is_login_wanted
 from kiwi_mcp.sandbox.command_files import ProgramFolders, is_in_any, is_too_wide, program_at
 from kiwi_mcp.sandbox.levels import HOME, base_profile

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from kiwi_mcp.domain.errors import KiwiError, LoginRequired, Unavailable
 from kiwi_mcp.domain.outcome import silent
 from kiwi_mcp.drivers.environments.installer import Installer, install_level
-from kiwi_mcp.drivers.environments.server_package import have_package
+from kiwi_mcp.drivers.environments.package_manager import have_package
 from kiwi_mcp.drivers.mcp.connection import EraCache, ServerConnection
 from kiwi_mcp.drivers.mcp.server import ServerConfig
 
@@ -171,10 +171,7 @@ class ConnectionPool:
     async def using(
         self, server: ServerConfig, secrets: Mapping[str, str], *, is_askable: bool = False
     ) -> AsyncIterator[Lease]:
-        """Use a connection to a server; the first caller opens it, and others share it if possible.
-
-        `is_askable` says whether the server may ask its caller something.
-        """
+        """Use a connection to a server, opened or shared; `is_askable`: the server may ask its caller something."""
         slot = self._slot(server.key(secrets))
         slot.learn()
         place = slot.place(is_askable=is_askable)

@@ -377,10 +377,7 @@ class Envelope(Struct, frozen=True):
     def of(
         cls, era: Era, version: str, client: Implementation, offered: JsonObject, allowed: tuple[str, ...]
     ) -> Envelope:
-        """Return the marks that a revision wants; `offered` are the server's capabilities.
-
-        `allowed` is what the server may ask of its callers.
-        """
+        """Return the marks that a revision wants, by the server's capabilities and what it may ask of its callers."""
         if era == "legacy":
             return cls(version)
         who = client.model_dump(by_alias=True, mode="json", exclude_none=True)

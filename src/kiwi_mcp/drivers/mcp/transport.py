@@ -50,10 +50,7 @@ class Incoming(Protocol):
 
 
 class ServerReader(ObjectReceiveStream[SessionMessage | Exception]):
-    """What a server says, one message at a time.
-
-    `noise` is how many lines were no messages since the first that was one.
-    """
+    """What a server says, one message at a time; `noise` counts the lines after the first message that were none."""
 
     def __init__(self, line: Callable[[], Awaitable[bytes | None]]) -> None:
         self._line = line

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Literal, Protocol, get_args
@@ -16,6 +15,7 @@ from kiwi_mcp.domain.errors import KiwiError, Unavailable
 from kiwi_mcp.domain.items import Chain, Lifetime, Manifest
 from kiwi_mcp.domain.json import Json, JsonObject, as_object
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
+from kiwi_mcp.domain.times import now_ms
 from kiwi_mcp.kernel.checkpoints.change_record import CheckpointRecord, side
 from kiwi_mcp.kernel.checkpoints.file_tree import SECONDS, Snapshot, Survey, survey
 from kiwi_mcp.kernel.checkpoints.git_store import Git, store_for
@@ -161,7 +161,7 @@ class Checkpoint:
         fresh = {path: entry for path, entry in found.items() if before.get(path) != entry}
         kept = await self._store.keep(fresh) if fresh else {}
         same = {path: entry for path, entry in found.items() if path not in fresh}
-        record = self._record.ended(_now(), {**same, **kept})
+        record = self._record.ended(now_ms(), {**same, **kept})
         if not record.changes:
             await self._store.drop([record.run_id])
             return {"saved": True, "changed": []}
@@ -199,7 +199,7 @@ async def begin(space: Space, tool_id: str, run_id: str, wanted: CheckpointReque
 
 
 async def _begun(space: Space, tool_id: str, run_id: str) -> Checkpoint:
-    started = _now()
+    started = now_ms()
     store = await store_for(space)
     listing = await store.paths()
     found = await look_at(space, store, listing.paths)
@@ -239,10 +239,6 @@ async def look_at(space: Space, store: Git, paths: Sequence[str]) -> Survey:
 async def seal(store: Git, record: CheckpointRecord) -> str:
     """Keep the record of a run that has ended, with the contents on both sides of its changes; return the commit."""
     return await store.seal(record, {word: side(record.changes, word) for word in ("before", "after")})
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _words(reason: BaseException) -> str:

@@ -23,8 +23,7 @@ from kiwi_mcp.domain.errors import CommandMissing, Unavailable
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.times import is_run_id
 from kiwi_mcp.drivers.git import git_failed, run_git
-from kiwi_mcp.kernel.checkpoints.change_record import CheckpointRecord
-from kiwi_mcp.kernel.checkpoints.copies import ALGORITHM
+from kiwi_mcp.kernel.checkpoints.change_record import ALGORITHM, CheckpointRecord
 from kiwi_mcp.kernel.checkpoints.file_tree import LARGEST, FileState, Snapshot, content
 from kiwi_mcp.kernel.paths import AUDIT_KEY
 from kiwi_mcp.primitives.secrets.key_storage import Mac
@@ -131,10 +130,7 @@ class Git(Struct, frozen=True):
         return found
 
     async def seal(self, record: CheckpointRecord, contents: Mapping[str, Snapshot]) -> str:
-        """Point the run's ref at a commit that holds the contents by their paths, and the record as its message.
-
-        Return the commit.
-        """
+        """Point the run's ref at a commit with the contents, and the record as its message; return the commit."""
         with _staging(self.space.cache) as folder:
             own = {"GIT_INDEX_FILE": f"{folder}/index"}
             await self._ask("update-index", "-z", "--index-info", stdin=_index_lines(contents), env=own)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -21,6 +20,7 @@ from kiwi_mcp.domain.globs import is_plain
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import text_of
 from kiwi_mcp.domain.records import Approval, ApprovalRule
+from kiwi_mcp.domain.times import now_ms
 from kiwi_mcp.kernel.approval_question import ALWAYS, answers_of
 from kiwi_mcp.kernel.approvals import rule_from
 from kiwi_mcp.kernel.context import VerbContext
@@ -141,7 +141,7 @@ def list_approvals(request: ApprovalsListRequest, context: VerbContext) -> Appro
     store = context.services.store.approvals()
     status = None if request.status == "all" else request.status
     actor = None if context.is_owner else _actor(store, context)
-    found = store.list(_now(), status=status, actor=actor, limit=request.limit)
+    found = store.list(now_ms(), status=status, actor=actor, limit=request.limit)
     counted = Counter(one.identity for one in found)
     return ApprovalsListResponse(
         approvals=[_response(one) for one in found],
@@ -155,10 +155,6 @@ def _actor(store: Approvals, context: VerbContext) -> str:
 
 def _response(approval: Approval) -> ApprovalResponse:
     return msgspec.convert(approval.to_json(), ApprovalResponse)
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000
 
 
 class ApprovalShowRequest(Request, frozen=True, kw_only=True):
@@ -180,7 +176,7 @@ def _show_view(response: ApprovalResponse) -> Iterator[ViewItem]:
 def show_approval(request: ApprovalShowRequest, context: VerbContext) -> ApprovalResponse:
     """Show one approval: the call, its arguments, what it touches, and when the question expires."""
     store = context.services.store.approvals()
-    found = store.get(request.approval_id, _now())
+    found = store.get(request.approval_id, now_ms())
     if not context.is_owner:  # others see only the status of their own questions
         if found.actor != _actor(store, context):
             raise PolicyDenied("That question is not yours.", suggestion="Name one that you were given the id of.")
@@ -217,7 +213,7 @@ def _change_view(response: ApprovalResponse | RuleResponse) -> Iterator[ViewItem
 @verb("approve", group="approvals", access=OWNER, needs_receipt=True, hint=_TELL, shows=_change_view)
 def approve(request: ApproveRequest, context: VerbContext) -> ApprovalResponse:
     """Approve exactly this call, once; also after a denial."""
-    store, now, how = context.services.store.approvals(), _now(), context.services.surface
+    store, now, how = context.services.store.approvals(), now_ms(), context.services.surface
     if request.approval_id is None:
         raise InvalidRequest("No question is named.", suggestion="Name one, such as `kiwi approvals approve 3`.")
     found = store.get(request.approval_id, now)
@@ -245,7 +241,7 @@ class DenyRequest(Request, frozen=True, kw_only=True):
 @verb("deny", group="approvals", access=OWNER, hint=_TELL, shows=_change_view)
 def deny(request: DenyRequest, context: VerbContext) -> ApprovalResponse:
     """Deny a call; also after an approval that was not used yet."""
-    store, now, how = context.services.store.approvals(), _now(), context.services.surface
+    store, now, how = context.services.store.approvals(), now_ms(), context.services.surface
     found = store.get(request.approval_id, now)
     denied = store.decide(found.id, "denied", by=store.owner, how=how, now=now, reason=request.reason or "")
     wake_threads(context.services)
@@ -357,7 +353,7 @@ def _items(item: str, catalog: Catalog) -> tuple[str, str]:
 
 
 def _rule_added(request: RuleAddRequest, item: str, project: str, context: VerbContext) -> RuleResponse:
-    store, now = context.services.store.approvals(), _now()
+    store, now = context.services.store.approvals(), now_ms()
     rule = ApprovalRule(
         id=new_run(now)[0],
         item=item,

@@ -15,7 +15,6 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.catalog.disk import writing
 from kiwi_mcp.catalog.item_reader import load_bytes
 from kiwi_mcp.catalog.item_writer import (
     MANIFEST_NAME,
@@ -64,6 +63,7 @@ from kiwi_mcp.kernel.verb import (
     Where,
     verb,
 )
+from kiwi_mcp.manifest.files import writing
 from kiwi_mcp.manifest.openapi import OpenApiImport, tools_from_openapi
 from kiwi_mcp.manifest.signatures import split
 from kiwi_mcp.manifest.source_file import read_manifest

@@ -10,7 +10,6 @@ from typing import Annotated
 from msgspec import Meta, Struct, field
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.catalog.disk import writing
 from kiwi_mcp.catalog.item_reader import load_bytes
 from kiwi_mcp.catalog.item_writer import ItemDraft, write
 from kiwi_mcp.catalog.lockfile import NAME as LOCK_NAME
@@ -40,7 +39,7 @@ from kiwi_mcp.kernel.verb import (
     verb,
 )
 from kiwi_mcp.kernel.view import Data, Hint, Notice, ViewItem, warning_rows
-from kiwi_mcp.manifest.files import read_file
+from kiwi_mcp.manifest.files import read_file, writing
 from kiwi_mcp.manifest.signatures import MAX_SIDECAR, has_sidecar, sidecar
 from kiwi_mcp.policy.authorize import refuse_lost
 from kiwi_mcp.store.outputs import read_page

@@ -320,10 +320,7 @@ def find(
     rights: Callable[[], Rights] | None = None,
     recall: Callable[[ParsedQuery], RecallMatches | None] = lambda _: None,
 ) -> JsonObject:
-    """Return the items that match a query, best first, without items that are hidden from the caller.
-
-    `recall` gives what is remembered of similar queries.
-    """
+    """Return the items that match a query, best first, without those that are hidden from the caller."""
     try:
         return _find(request, catalog, indexes, rights, recall)
     except DamagedIndex:
@@ -435,10 +432,7 @@ def hits_response(
     is_shared: Callable[[str], bool],
     locations: Callable[[], str],
 ) -> dict[str, Json]:
-    """Return the hits, in the requested order.
-
-    `is_shared` says whether several items have a name, and `locations` describes where the items are.
-    """
+    """Return the hits, in the requested order; `is_shared` says whether several items have a name."""
     groups: dict[tuple[object, ...], list[Hit]] = {}
     for hit in sort_hits(ranked.hits, request.sort_by):
         card = hit.card

@@ -33,7 +33,7 @@ from kiwi_mcp.kernel.verbs.mcp.connect import ClientList, ConnectRequest, Connec
 from kiwi_mcp.kernel.verbs.mcp.servers import NO_NETWORK, Warnings, may_change, may_reach
 from kiwi_mcp.kernel.view import Data, Notice, TableRow, ViewItem, next_hint, warning_rows
 from kiwi_mcp.manifest.mcp.clients import Configuration, clients, find_configurations, read_configuration, read_text
-from kiwi_mcp.manifest.mcp.known_servers import server_in
+from kiwi_mcp.manifest.mcp.launch_command import server_in
 from kiwi_mcp.manifest.owner_file import put_file
 
 _PUBLIC = "*"

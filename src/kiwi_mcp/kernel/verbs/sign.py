@@ -10,7 +10,6 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from kiwi_mcp.catalog.disk import writing
 from kiwi_mcp.catalog.lockfile import NAME as LOCK_NAME
 from kiwi_mcp.catalog.lockfile import SignedBy, lock_at, record
 from kiwi_mcp.domain.errors import Conflict, InvalidRequest, PolicyDenied
@@ -38,6 +37,7 @@ from kiwi_mcp.kernel.verb import (
 )
 from kiwi_mcp.kernel.verbs.create import Author, hidden_names, new_item, owned, refuse_tampered, warned
 from kiwi_mcp.kernel.view import Data, Notice, ViewItem, issue_text, warning_rows
+from kiwi_mcp.manifest.files import writing
 from kiwi_mcp.manifest.signatures import line
 
 _EXIT_INVALID = 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Annotated
@@ -12,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from kiwi_mcp.domain.errors import InvalidRequest, NotFound
-from kiwi_mcp.domain.times import iso
+from kiwi_mcp.domain.times import iso, now_ms
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.verb import OWNER, AnyJson, Argument, NameText, Option, Request, Response, filled, verb
 from kiwi_mcp.kernel.view import Hint, ViewItem, field_rows, rows
@@ -71,7 +70,7 @@ def _row(task: TaskResponse) -> str:
 @verb("list", group="tasks", access=OWNER, hint=_ASK, records=False, aliases=("tasks",), shows=_list_view)
 def list_tasks(request: TasksListRequest, context: VerbContext) -> TasksListResponse:
     """List the calls that continue as tasks."""
-    found = context.services.tasks().list(_now(), limit=request.limit)
+    found = context.services.tasks().list(now_ms(), limit=request.limit)
     return TasksListResponse(tasks=[_response(task) for task in found])
 
 
@@ -87,14 +86,14 @@ class TaskRequest(Request, frozen=True, kw_only=True):
 )  # fmt: skip
 def show_task(request: TaskRequest, context: VerbContext) -> TaskResponse:
     """Show one whole task."""
-    return _response(_found(request.task_id, context.services.tasks(), _now()), is_whole=True)
+    return _response(_found(request.task_id, context.services.tasks(), now_ms()), is_whole=True)
 
 
 @verb("cancel", group="tasks", access=OWNER, hint=_ASK, aliases=("tasks --cancel",))
 def cancel_task(request: TaskRequest, context: VerbContext) -> TaskResponse:
     """Stop a task."""
     store = context.services.tasks()
-    task = _found(request.task_id, store, _now())
+    task = _found(request.task_id, store, now_ms())
     if task.is_over:
         message = f"It is over already: {task.status}."
     else:
@@ -116,10 +115,6 @@ def _response(task: Task, *, is_whole: bool = False) -> TaskResponse:
         result=detail if task.status == "completed" else UNSET,
         error=detail if task.status == "failed" else UNSET,
     )
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _found(task_id: str, store: Tasks, now: int) -> Task:

@@ -23,9 +23,16 @@ from kiwi_mcp.domain.errors import (
 )
 from kiwi_mcp.domain.records import RunRecord
 from kiwi_mcp.domain.times import iso
-from kiwi_mcp.kernel.checkpoints.change_record import CheckpointRecord, FileChange, changes, differences, shown, side
+from kiwi_mcp.kernel.checkpoints.change_record import (
+    CheckpointRecord,
+    Copies,
+    FileChange,
+    changes,
+    differences,
+    shown,
+    side,
+)
 from kiwi_mcp.kernel.checkpoints.checkpoint import KEPT, look, look_at, seal
-from kiwi_mcp.kernel.checkpoints.copies import Copies
 from kiwi_mcp.kernel.checkpoints.file_tree import FileState, Snapshot, content, put, remove
 from kiwi_mcp.kernel.checkpoints.git_store import Git, private_repository, stores
 from kiwi_mcp.kernel.context import VerbContext

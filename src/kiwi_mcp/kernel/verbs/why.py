@@ -19,6 +19,7 @@ from kiwi_mcp.domain.plan import HttpSpec, Plan
 from kiwi_mcp.drivers.sandboxed import check_level
 from kiwi_mcp.kernel.approvals import ApprovalGate
 from kiwi_mcp.kernel.context import Context, VerbContext
+from kiwi_mcp.kernel.permission import reaching
 from kiwi_mcp.kernel.pipeline import (
     RULES,
     Rule,
@@ -30,7 +31,6 @@ from kiwi_mcp.kernel.pipeline import (
     offered_by,
     prepare,
 )
-from kiwi_mcp.kernel.reach import reaching
 from kiwi_mcp.kernel.recorder import Run
 from kiwi_mcp.kernel.verb import ANYONE, Answer, AnyJson, Argument, Response, verb
 from kiwi_mcp.kernel.verbs.run import CallRequest, Parameters
@@ -468,10 +468,7 @@ def _check_level(process: Chain | None, holding: IsolationDecision, space: Space
 
 
 def check_target(plan: Plan, bounds: Mapping[str, SecretScope]) -> None:
-    """Refuse a plan if its address, without a network request, shows that it may not be called.
-
-    `bounds` hold the stored secrets among its variables.
-    """
+    """Refuse a plan if its address alone shows that it may not be called; `bounds` hold its stored secrets."""
     if not isinstance(plan.spec, HttpSpec):
         return
     target = urlsplit(plan.spec.url)

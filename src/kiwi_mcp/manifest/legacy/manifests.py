@@ -1,16 +1,22 @@
-"""Manifests as old generations extracted them."""
+"""Old signatures: the manifests that old versions of Kiwi extracted, and whether a signature over them is valid."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import PurePosixPath
+from typing import Literal
 
 import yaml
 from msgspec import Struct
 
 from kiwi_mcp.domain.errors import Invalid
+from kiwi_mcp.domain.items import Signature
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
+from kiwi_mcp.domain.patterns import lazy_pattern
+from kiwi_mcp.manifest.signatures import sha256_hex, split
 from kiwi_mcp.manifest.yaml import read_yaml
 
 MAX_SOURCE = 1_000_000
@@ -68,7 +74,12 @@ def manifests(source: str, *, file_name: str, extractors: Sequence[Extractor]) -
     path = PurePosixPath(file_name)
     own = [extractor for extractor in extractors if path.suffix.lower() in extractor.extensions]
     if path.suffix == ".py":
-        yield from _python_manifests(source, path.stem)
+        names = _literals(source)
+        base: dict[str, Json] = {field: names.get(name) for field, name in _DUNDERS.items()}
+        base |= {"name": path.stem, "description": _description(source)}
+        for state in dict.fromkeys(("MUTATES_STATE", "__mutates_state__")):
+            for later in _LATER:
+                yield base | {"mutates_state": names.get(state)} | {key: names.get(name) for key, name in later.items()}
     elif not own:
         raise Unreadable
     for extractor in own:
@@ -85,15 +96,6 @@ def read_old_yaml(text: str) -> Json:
     return loaded
 
 
-def _python_manifests(source: str, stem: str) -> Iterator[JsonObject]:
-    names = _literals(source)
-    base: dict[str, Json] = {field: names.get(name) for field, name in _DUNDERS.items()}
-    base |= {"name": stem, "description": _description(source)}
-    for state in dict.fromkeys(("MUTATES_STATE", "__mutates_state__")):
-        for later in _LATER:
-            yield base | {"mutates_state": names.get(state)} | {key: names.get(name) for key, name in later.items()}
-
-
 def _extracted(source: str, stem: str, extractor: Extractor) -> JsonObject:
     data = as_object(read_old_yaml(source)) if extractor.parser == "yaml" else {}
     names = _literals(source) if extractor.parser == "python_ast" else {}
@@ -105,7 +107,12 @@ def _by_rule(rule: JsonObject, source: str, stem: str, data: JsonObject, names: 
         case "filename":
             return stem
         case "path":
-            return _at(data, rule)
+            current: Json = data
+            for key in as_text(rule.get("key")).split("."):
+                if not isinstance(current, Mapping) or key not in current:
+                    return data.get(as_text(rule.get("fallback")))
+                current = current[key]
+            return current
         case "ast_var":
             return names.get(as_text(rule.get("name")))
         case "ast_docstring":
@@ -113,15 +120,6 @@ def _by_rule(rule: JsonObject, source: str, stem: str, data: JsonObject, names: 
         case _:
             # A project's regular expression can stall Python's engine, so none is tried.
             raise Unreadable
-
-
-def _at(data: JsonObject, rule: JsonObject) -> Json:
-    current: Json = data
-    for key in as_text(rule.get("key")).split("."):
-        if not isinstance(current, Mapping) or key not in current:
-            return data.get(as_text(rule.get("fallback")))
-        current = current[key]
-    return current
 
 
 def _literals(source: str) -> dict[str, Json]:
@@ -162,3 +160,153 @@ def _tree(source: str) -> ast.Module:
         return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as fault:
         raise Unreadable from fault
+
+
+Kind = Literal["directive", "tool", "knowledge"]
+Candidates = Iterator[tuple[str, str]]
+"""Generations and the hash each would have written."""
+
+SHORT = 12
+"""The digits of a generation A hash."""
+
+FIRST_DAY, LAST_DAY = "2026-01-24", "2026-03-01"
+"""When generation B signed: only then can a statement that cannot be rebuilt be anything but a changed file."""
+
+_OPENING = lazy_pattern(r"<directive[^>]*>")
+_CLOSING = "</directive>"
+_VERSION = lazy_pattern(r"""\sversion\s*=\s*["']([^"']*)["']""")
+_SHEBANG = lazy_pattern(r"#!/[^\n]*\n")
+
+
+class Subject(Struct, frozen=True):
+    """A file as old generations saw it: its text without the signature, and the names it may have been signed under."""
+
+    body: str
+    file_name: str
+    names: tuple[str, ...]
+    category: str
+    extractors: tuple[Extractor, ...]
+
+
+def verdict(
+    text: str,
+    *,
+    suffix: str,
+    item_id: str,
+    kind: Kind,
+    category: str = "",
+    file_name: str = "",
+    extractors: Iterable[Extractor] = (),
+) -> str:
+    """Return `valid:<generation>`, `modified`, `unsigned` or `legacy-unverifiable`.
+
+    `item_id` is the stem or `category/stem`; `extractors` are the project's own, which only `read_extractor` has read.
+    """
+    # Old readers opened files in text mode, so every line end counts as one character.
+    signature, body = split(text.replace("\r\n", "\n").replace("\r", "\n"), suffix)
+    if signature is None:
+        return "unsigned"
+    stem = item_id.rpartition("/")[2]
+    names = dict.fromkeys((stem, f"{category}/{stem}" if category else stem, item_id))
+    subject = Subject(body, file_name or stem + suffix, tuple(names), category, tuple(extractors))
+    try:
+        for generation, digest in _candidates(signature, subject, kind):
+            if digest == signature.hash:
+                return f"valid:{generation}"
+    except Unreadable:
+        if FIRST_DAY <= signature.timestamp < LAST_DAY:
+            return "legacy-unverifiable"
+    return "modified"
+
+
+def xml_of(text: str) -> str | None:
+    """Return the directive in a Markdown text: from the first opening tag to the last closing one."""
+    opening = _OPENING.search(text)
+    end = text.rfind(_CLOSING)
+    if opening is None or end < opening.end():
+        return None
+    return text[opening.start() : end + len(_CLOSING)]
+
+
+def _candidates(signature: Signature, subject: Subject, kind: Kind) -> Candidates:
+    content = _content(subject, kind)
+    if content is None:
+        return
+    whole = sha256_hex(content.encode("utf-8", "surrogatepass"))
+    if len(signature.hash) == SHORT:
+        yield "A", whole[:SHORT]
+    elif signature.scheme == "rye":
+        yield "R", whole
+    elif kind == "directive":
+        opening = _OPENING.match(content)
+        version = _VERSION.search(opening[0]) if opening else None
+        for name in subject.names:
+            statement: JsonObject = {
+                "directive_name": name,
+                "metadata": {},
+                "version": version[1] if version else "0.0.0",
+                "xml_hash": whole,
+            }
+            yield "B1", _hash(statement)
+    elif kind == "tool":
+        yield from _tools(subject)
+    else:
+        yield from _knowledge(subject, whole)
+
+
+def _content(subject: Subject, kind: Kind) -> str | None:
+    match kind:
+        case "directive":
+            return xml_of(subject.body)
+        case "tool":
+            return _SHEBANG.sub("", subject.body, count=1) if subject.body.startswith("#!/") else subject.body
+        case _:
+            return _frontmatter(subject.body)[1]
+
+
+def _tools(subject: Subject) -> Candidates:
+    file: JsonObject = {"path": subject.file_name, "sha256": sha256_hex(subject.body.encode("utf-8", "surrogatepass"))}
+    found = manifests(subject.body, file_name=subject.file_name, extractors=subject.extractors)
+    for manifest, name in product(found, subject.names):
+        statement: dict[str, Json] = {
+            "tool_id": name,
+            "version": manifest.get("version") or "0.0.0",
+            "manifest": manifest,
+        }
+        yield "B2", _hash(statement | {"files": [file]})
+        yield "B1", _hash(statement | {"files": [{**file, "is_executable": False}]})
+
+
+def _knowledge(subject: Subject, content_hash: str) -> Candidates:
+    front = as_object(read_old_yaml(_frontmatter(subject.body)[0]))
+    base: dict[str, Json] = {"version": front.get("version"), "content_hash": content_hash}
+    category, entry_type, tags = front.get("category"), front.get("entry_type"), front.get("tags", [])
+    for name in subject.names:
+        facts = product((category, category or subject.category), (entry_type, entry_type or "learning"))
+        for group, kind in facts:
+            metadata: JsonObject = {"category": group, "entry_type": kind, "tags": tags}
+            yield "B4", _hash(base | {"id": name, "metadata": metadata})
+            yield "B3", _hash(base | {"zettel_id": name, "metadata": metadata})
+            named: JsonObject = {"zettel_id": name, "title": front.get("title"), **metadata}
+            yield "B1", _hash(base | {"zettel_id": name, "frontmatter": named})
+        for frontmatter in ({}, _without_signature(front)):
+            yield "B1", _hash(base | {"zettel_id": name, "frontmatter": frontmatter})
+
+
+def _without_signature(front: JsonObject) -> JsonObject:
+    return {key: value for key, value in front.items() if key not in {"validated_at", "content_hash", "integrity"}}
+
+
+def _frontmatter(text: str) -> tuple[str, str]:
+    """Return the frontmatter and the body, cut as old readers did: at the first `---` after the opening one."""
+    end = text.find("---", 3) if text.startswith("---") else -1
+    return ("", text) if end < 0 else (text[3:end], text[end + 3 :].strip())
+
+
+def _hash(statement: JsonObject) -> str:
+    """Return the SHA-256 of a statement as Python's own JSON writes it, sorted and without spaces."""
+    try:
+        written = json.dumps(statement, sort_keys=True, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as fault:  # dates, for one, were never signed this way
+        raise Unreadable from fault
+    return sha256_hex(written.encode())

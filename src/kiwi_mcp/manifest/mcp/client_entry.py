@@ -16,9 +16,8 @@ from msgspec import Struct
 from kiwi_mcp.domain.errors import Conflict, Invalid, InvalidRequest, NotFound
 from kiwi_mcp.domain.json import JsonObject, as_list, as_text, text_of
 from kiwi_mcp.manifest.document import refuse
-from kiwi_mcp.manifest.mcp.client_format import format_of, masked
+from kiwi_mcp.manifest.mcp.client_format import format_of, masked, plain, with_member
 from kiwi_mcp.manifest.mcp.clients import SCOPES, ClientApp, Scope, clients, read_text, unusable
-from kiwi_mcp.manifest.mcp.jsonc import plain, with_member
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.owner_file import put_file
 

@@ -20,8 +20,7 @@ import kiwi_mcp.data
 from kiwi_mcp.domain.errors import InvalidRequest, TooLarge
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
-from kiwi_mcp.manifest.mcp.client_format import ClientFile, Format, format_of, read_text_as
-from kiwi_mcp.manifest.mcp.jsonc import MAX_BYTES, plain
+from kiwi_mcp.manifest.mcp.client_format import MAX_BYTES, ClientFile, Format, format_of, plain, read_text_as
 from kiwi_mcp.manifest.mcp.references import ImportFindings
 from kiwi_mcp.manifest.mcp.server_entry import (
     EntryOrigin,
@@ -214,7 +213,8 @@ def read_servers(
 ) -> ImportedServers:
     """Return the servers in the text of a configuration, whichever client's shape it has."""
     root = read_text_as(kind, text, what=what)
-    findings = ImportFindings(inputs=_inputs(root))
+    listed = (*as_list(root.get("inputs")), *as_list(as_object(root.get("mcp")).get("inputs")))
+    findings = ImportFindings(inputs={as_text(as_object(words).get("id")): as_object(words) for words in listed})
     used = set(taken)
     servers: list[ServerDraft] = []
     entries = list(_entries(root))
@@ -323,8 +323,3 @@ def _table(root: JsonObject) -> Json:
 def _disabled(words: JsonObject) -> set[str]:
     listed = (*as_list(words.get("disabledMcpServers")), *as_list(words.get("disabledMcpjsonServers")))
     return {text_of(name) for name in listed}
-
-
-def _inputs(root: JsonObject) -> Mapping[str, JsonObject]:
-    listed = (*as_list(root.get("inputs")), *as_list(as_object(root.get("mcp")).get("inputs")))
-    return {as_text(as_object(words).get("id")): as_object(words) for words in listed}

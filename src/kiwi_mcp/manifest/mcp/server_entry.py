@@ -16,8 +16,7 @@ from kiwi_mcp.domain.names import is_tool_id, unused_name
 from kiwi_mcp.domain.secret import Secret
 from kiwi_mcp.domain.secret_names import names_secret
 from kiwi_mcp.manifest.formats import is_url, is_variable
-from kiwi_mcp.manifest.mcp.known_servers import hosts_named, known_server
-from kiwi_mcp.manifest.mcp.launch_command import ServerCommand, anchor, unpinned, unwrap
+from kiwi_mcp.manifest.mcp.launch_command import ServerCommand, anchor, hosts_named, known_server, unpinned, unwrap
 from kiwi_mcp.manifest.mcp.references import (
     ImportFindings,
     protect,
@@ -92,7 +91,9 @@ def draft_server(
     if unknown := sorted(set(words) - _KNOWN_WORDS):
         listed = ", ".join(f"`{word[:40]}`" for word in unknown[:10])
         findings.warn(name, f"not carried over: {listed}", "Look at what they did there, and set it up again here.")
-    launch = _launch_of(words)
+    args = tuple(map(text_of, as_list(words.get("args"))))
+    env = {name: text_of(value) for name, value in as_object(words.get("env")).items()}
+    launch = unwrap(ServerCommand(as_text(words.get("command")).strip(), args, env))
     known = known_server(launch.command, launch.args)
     # Before secrets are put aside: an address may be one because of the login in it.
     hosts = hosts_named(launch.args, launch.env) if known and known.urls else ()
@@ -128,7 +129,12 @@ def stdio_config(name: str, launch: ServerCommand, findings: ImportFindings, *, 
             launch.command, findings, place=f"{name}.command", stands_for=variable_name(name, "command")
         ),
     }
-    args = _arguments(launch.args, findings, owner=name, place=place)
+    known = len(findings.secrets)
+    pairs = zip(("", *launch.args), launch.args, strict=False)
+    args = tuple(_argument(before, word, findings, owner=name, place=place) for before, word in pairs)
+    if len(findings.secrets) > known:
+        fix = "If the server can read it from a variable, put it into `config.env` and take it out of `config.args`."
+        findings.warn(place, "holds a secret, and the words of a command are visible to every user", fix)
     if args:
         config["args"] = list(args)
     if env := _environment(launch.env, findings, owner=name):
@@ -180,13 +186,6 @@ def _config(name: str, words: JsonObject, findings: ImportFindings, origin: Entr
         return remote_config(name, url, headers, transport, findings)
     findings.issues.append(Issue(name, "has neither a command nor an address", "Write `command` or `url`."))
     return None
-
-
-def _launch_of(words: JsonObject) -> ServerCommand:
-    """Return the command of an entry as it is written, without what wraps it."""
-    args = tuple(map(text_of, as_list(words.get("args"))))
-    env = {name: text_of(value) for name, value in as_object(words.get("env")).items()}
-    return unwrap(ServerCommand(as_text(words.get("command")).strip(), args, env))
 
 
 def _started(name: str, launch: ServerCommand, cwd: str, findings: ImportFindings, origin: EntryOrigin) -> JsonObject:
@@ -250,16 +249,6 @@ def _environment(env: Mapping[str, str], findings: ImportFindings, *, owner: str
             continue
         found[name] = protect(value, findings, name=name, stands_for=name, owner=owner, place=place)
     return found
-
-
-def _arguments(args: tuple[str, ...], findings: ImportFindings, *, owner: str, place: str) -> tuple[str, ...]:
-    known = len(findings.secrets)
-    pairs = zip(("", *args), args, strict=False)
-    words = tuple(_argument(before, word, findings, owner=owner, place=place) for before, word in pairs)
-    if len(findings.secrets) > known:
-        fix = "If the server can read it from a variable, put it into `config.env` and take it out of `config.args`."
-        findings.warn(place, "holds a secret, and the words of a command are visible to every user", fix)
-    return words
 
 
 def _argument(before: str, word: str, findings: ImportFindings, *, owner: str, place: str) -> str:

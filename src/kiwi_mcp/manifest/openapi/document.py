@@ -136,7 +136,16 @@ def server_url(api: Api, operation: Operation, base_url: str | None) -> str:
     own = as_list(operation.words.get("servers")) or as_list(operation.shared.get("servers"))
     urls = [_substituted(server) for server in own or as_list(api.root.get("servers"))]
     if base_url is not None:
-        return _based(urls, base_url)
+        base = absolute(base_url)
+        if not base:
+            raise InvalidRequest(
+                f"`base_url` is not an absolute http or https address: {base_url[:200]!r}.",
+                suggestion="Pass an address such as `https://api.example.com/v1`.",
+            )
+        first = urls[0] if urls else ""
+        if first in {"", "/"} or _ABSOLUTE.match(first):
+            return base
+        return absolute(urljoin(base_url, first)) or base
     if found := next(filter(None, map(absolute, urls)), ""):
         return found
     reason = f"no absolute server address: {', '.join(urls)[:200] or 'none is given'}"
@@ -168,19 +177,6 @@ def path_template(path: str, names: Mapping[str, str]) -> str:
 def path_names(path: str) -> tuple[str, ...]:
     """Return the wire names a path has places for."""
     return tuple(dict.fromkeys(_PLACE.findall(path.partition("#")[0])))
-
-
-def _based(urls: list[str], base_url: str) -> str:
-    base = absolute(base_url)
-    if not base:
-        raise InvalidRequest(
-            f"`base_url` is not an absolute http or https address: {base_url[:200]!r}.",
-            suggestion="Pass an address such as `https://api.example.com/v1`.",
-        )
-    first = urls[0] if urls else ""
-    if first in {"", "/"} or _ABSOLUTE.match(first):
-        return base
-    return absolute(urljoin(base_url, first)) or base
 
 
 def _substituted(server: Json) -> str:
@@ -243,14 +239,11 @@ def tool_ids(prefix: str, operations: Iterable[str]) -> tuple[str, ...]:
     """Return a tool id for each operation, in order, no two alike."""
     taken: dict[str, None] = {}
     for operation in operations:
-        taken[unused_name(_tool_id(prefix, snake(operation)), taken)] = None
+        name = snake(operation)
+        is_prefixed = name == prefix or name.startswith(f"{prefix}_")
+        whole = (name if is_prefixed else f"{prefix}_{name}")[:MAX_ID].strip("_")
+        taken[unused_name(whole if is_tool_id(whole) else f"api_{whole}"[:MAX_ID].strip("_"), taken)] = None
     return tuple(taken)
-
-
-def _tool_id(prefix: str, name: str) -> str:
-    is_prefixed = name == prefix or name.startswith(f"{prefix}_")
-    whole = (name if is_prefixed else f"{prefix}_{name}")[:MAX_ID].strip("_")
-    return whole if is_tool_id(whole) else f"api_{whole}"[:MAX_ID].strip("_")
 
 
 def semantic(version: Json) -> str:

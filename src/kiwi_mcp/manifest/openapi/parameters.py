@@ -97,7 +97,7 @@ class Schemas(Struct):
         properties: dict[str, Json] = {
             name: self._expand(inner, depth, seen)
             for name, inner in as_object(words.get("properties")).items()
-            if not self._is_read_only(inner)
+            if not (as_object(inner).get("readOnly") is True or self.api.follow(inner).get("readOnly") is True)
         }
         if properties:
             schema["properties"] = properties
@@ -113,9 +113,6 @@ class Schemas(Struct):
             case bool() as is_open:
                 schema["additionalProperties"] = is_open
         return schema
-
-    def _is_read_only(self, node: Json) -> bool:
-        return as_object(node).get("readOnly") is True or self.api.follow(node).get("readOnly") is True
 
 
 def types_of(schema: JsonObject) -> set[str]:
@@ -142,7 +139,12 @@ def _simple_keywords(words: JsonObject) -> dict[str, Json]:
     if words.get("uniqueItems") is True:
         schema["uniqueItems"] = True
     schema |= {word: words[word] for word in _COUNTS if _is_number(words.get(word), least=0)}
-    return schema | _bounded(words) | _patterned(words) | _described(words)
+    found = {word: words[word] for word in _NUMBERS if _is_number(words.get(word))}
+    for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if words.get(exclusive) is True and bound in found:
+            # In OpenAPI 3.0 it is a flag beside the bound.
+            found[exclusive] = found.pop(bound)
+    return schema | found | _patterned(words) | _described(words)
 
 
 def _typed(words: JsonObject) -> dict[str, Json]:
@@ -150,15 +152,6 @@ def _typed(words: JsonObject) -> dict[str, Json]:
     if kinds:
         return {"type": kinds[0] if len(kinds) == 1 else kinds}
     return {"type": "object"} if "properties" in words and "type" not in words else {}
-
-
-def _bounded(words: JsonObject) -> dict[str, Json]:
-    found = {word: words[word] for word in _NUMBERS if _is_number(words.get(word))}
-    for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
-        if words.get(exclusive) is True and bound in found:
-            # In OpenAPI 3.0 it is a flag beside the bound.
-            found[exclusive] = found.pop(bound)
-    return found
 
 
 def _patterned(words: JsonObject) -> dict[str, Json]:

@@ -82,10 +82,7 @@ async def take(
 
 
 def client_assertion(client_id: str, audience: str, key: str, algorithm: str, secrets: Mapping[str, str]) -> Secret:
-    """Return a short-lived signature that authenticates a client to one authorization server (RFC 7523).
-
-    `key` names a secret.
-    """
+    """Return a short-lived signature by the secret `key` that authenticates a client to one server (RFC 7523)."""
     now = int(time())
     times = {"iat": now, "exp": now + _ASSERTION_SECONDS}
     claims = {"iss": client_id, "sub": client_id, "aud": audience, "jti": uuid4().hex, **times}

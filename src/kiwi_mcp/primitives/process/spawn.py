@@ -212,10 +212,7 @@ def _unusable(command: str, reason: str, suggestion: str) -> Unavailable:
 
 
 def start_background(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> int:
-    """Start a program in a session of its own, without input or output, and return its process id.
-
-    It gets the variables of this process, and those in `env`.
-    """
+    """Start a program in a session of its own, with the variables here and `env`, and return its process id."""
     process = subprocess.Popen(
         argv,
         cwd=cwd,

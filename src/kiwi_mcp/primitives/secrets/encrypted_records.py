@@ -19,9 +19,15 @@ from msgspec import Struct
 from kiwi_mcp.domain.errors import NotFound, StoreDamaged, StoreUnavailable, TooLarge
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, compact
 from kiwi_mcp.domain.secret import Secret
-from kiwi_mcp.primitives.secrets.encryption import decrypt, encrypt, new_private_key, public_key
-from kiwi_mcp.primitives.secrets.encryption import sign as sign_bytes
-from kiwi_mcp.primitives.secrets.key_storage import replace_private, unusable
+from kiwi_mcp.primitives.secrets.key_storage import (
+    decrypt,
+    encrypt,
+    new_private_key,
+    public_key,
+    replace_private,
+    unusable,
+)
+from kiwi_mcp.primitives.secrets.key_storage import sign as sign_bytes
 
 PATIENCE = 40.0
 """How long to wait for another process that changes a record, in seconds: longer than a request may take."""
@@ -40,10 +46,7 @@ class EncryptedRecord(Struct, frozen=True):
 
 
 class EncryptedRecords:
-    """Records by name, in a folder; `key` gives the key when one is first needed.
-
-    `remedy` is what the owner does about a record that does not open.
-    """
+    """Records by name, in a folder; `key` gives the key, `remedy` is what to do about a record that does not open."""
 
     def __init__(self, folder: Path, key: Callable[[], bytes], *, remedy: str = _LOG_IN_AGAIN) -> None:
         self._folder = folder

@@ -85,10 +85,7 @@ class Variables:
         optional: Iterable[str] = (),
         needed_by: str = "the call",
     ) -> Mapping[str, FoundVariable]:
-        """Return each name's value; where one of `names` is set nowhere, nothing runs.
-
-        Names in `optional` (those written with a default) are returned if they are found.
-        """
+        """Return each name's value, and of `optional` those that are found; a name that is set nowhere is an error."""
         needed = tuple(dict.fromkeys(names))
         found = _find((*needed, *optional), _places(project, user, environ))
         if missing := [name for name in needed if name not in found]:

@@ -17,7 +17,6 @@ from time import monotonic
 
 from kiwi_mcp.domain.errors import StoreDamaged, StoreUnavailable
 from kiwi_mcp.primitives.secrets import key_storage
-from kiwi_mcp.primitives.secrets.encryption import decrypt, derive_key
 from kiwi_mcp.primitives.secrets.key_storage import (
     ACCOUNT_NAME,
     DESCRIPTOR,
@@ -27,6 +26,8 @@ from kiwi_mcp.primitives.secrets.key_storage import (
     SALT_NAME,
     WRAPPED_NAME,
     Seal,
+    decrypt,
+    derive_key,
     file_key,
     is_behind_passphrase,
     replace_private,

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError
 from kiwi_mcp.domain.json import Json
 from kiwi_mcp.surfaces.cli.help import UsageError, find
-from kiwi_mcp.surfaces.cli.inputs import read
-from kiwi_mcp.surfaces.cli.parser import parse
+from kiwi_mcp.surfaces.cli.inputs import parse, read
 from kiwi_mcp.surfaces.cli.screen import show_error
 
 if TYPE_CHECKING:

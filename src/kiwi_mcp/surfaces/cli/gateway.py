@@ -15,7 +15,7 @@ from kiwi_mcp.primitives.telemetry import start_tracing
 from kiwi_mcp.surfaces.cli.help import UsageError
 from kiwi_mcp.surfaces.cli.inputs import here
 from kiwi_mcp.surfaces.cli.screen import Screen, talk
-from kiwi_mcp.surfaces.gateway.settings import oauth_settings
+from kiwi_mcp.surfaces.gateway.oauth import oauth_settings
 from kiwi_mcp.surfaces.start import load
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
-"""Command line arguments as values, and the parameters of a tool."""
+"""The arguments of a command, parsed by a row of `commands.json` and read as values; the parameters of a tool."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
@@ -9,15 +10,80 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from kiwi_mcp.domain.errors import InvalidRequest, NotFound, TooLarge
 from kiwi_mcp.domain.json import Json, JsonObject, as_object
 from kiwi_mcp.surfaces.cli.help import UsageError, options_of
 
 if TYPE_CHECKING:
-    from kiwi_mcp.surfaces.cli.parser import Given
     from kiwi_mcp.surfaces.cli.rows import CommandRow, OptionRow
+
+
+Given: TypeAlias = Mapping[str, object]
+"""The texts of each option that was typed, by its field."""
+_AFTER_DASHES = "\0"
+"""Marks a word that was typed after `--`, which is never an option; no argument can contain it."""
+_NOT_PARSED = {"command", "parameters"}
+
+
+class _Parser(argparse.ArgumentParser):
+    def __init__(self, row: CommandRow) -> None:
+        super().__init__(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+        self._path = row["path"]
+
+    def error(self, message: str) -> NoReturn:
+        # An optional argument without a value comes as a usage error too.
+        raise UsageError(
+            f"{message[:1].upper()}{message[1:]}.".replace(_AFTER_DASHES, ""),
+            f"`kiwi {self._path} --help` shows how it is used.",
+        )
+
+
+def parse(row: CommandRow, words: Sequence[str]) -> Given:
+    """Return the texts of each option; those of `parameters` and `command` are lists of words."""
+    before, after = _divided(words)
+    options = options_of(row)
+    command = next((option for option in options if option["input"] == "command"), None)
+    if command is None:
+        before += [_AFTER_DASHES + word for word in after]
+    parser = _Parser(row)
+    for option in options:
+        if option["input"] not in _NOT_PARSED:
+            flags, dest = option.get("flags"), option["field"]
+            if flags and option["input"] == "flag":
+                parser.add_argument(*flags, dest=dest, action="store_const", const=option.get("value", True))
+            elif flags:
+                action = "append" if option.get("many") else "store"
+                parser.add_argument(*flags, dest=dest, action=action, metavar=option.get("metavar"))
+            elif option.get("many"):
+                parser.add_argument(dest, nargs="*", metavar=option.get("metavar"))
+            else:
+                parser.add_argument(dest, nargs=None if option.get("required") else "?", metavar=option.get("metavar"))
+    found, left = parser.parse_known_intermixed_args(before)
+    given = {name: _plain(value) for name, value in vars(found).items() if value not in (None, [])}
+    parameters = next((option for option in options if option["input"] == "parameters"), None)
+    if parameters is not None:
+        given[parameters["field"]] = _plain(left)
+    elif left:
+        parser.error(f"unknown argument{'s' * (len(left) > 1)}: {' '.join(left)}")
+    if command is not None:
+        given[command["field"]] = after
+    return given
+
+
+def _divided(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    if "--" not in words:
+        return [*words], []
+    place = words.index("--")
+    return [*words[:place]], [*words[place + 1 :]]
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return value.removeprefix(_AFTER_DASHES) if isinstance(value, str) else value
+
 
 _READ_LIMIT = 32_000_000
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
@@ -159,16 +225,12 @@ def from_words(words: Sequence[str], schema: JsonObject) -> JsonObject:
     for name, text, is_json in _pairs(words, flags):
         declared = as_object(properties.get(name))
         if text is None:
-            given[name] = _flag(name, declared)
+            if declared.get("type", "boolean") != "boolean":
+                raise InvalidRequest(f"--{name} needs a value.", suggestion=f"Write --{name} VALUE, or {name}=VALUE.")
+            given[name] = True
         else:
             given[name] = _json(name, text) if is_json else typed(name, text, declared)
     return given
-
-
-def _flag(name: str, schema: JsonObject) -> bool:
-    if schema.get("type", "boolean") != "boolean":
-        raise InvalidRequest(f"--{name} needs a value.", suggestion=f"Write --{name} VALUE, or {name}=VALUE.")
-    return True
 
 
 def _pairs(words: Sequence[str], flags: AbstractSet[str]) -> Iterator[tuple[str, str | None, bool]]:

@@ -1,13 +1,15 @@
-"""The gateway as one application: a door before every route, one shape for every refusal, a limit on every request."""
+"""The gateway as one application: authentication before every route, a route for each verb, one shape of refusals."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import cache
 from typing import TypeAlias
 
+import msgspec
 from mcp_types import INTERNAL_ERROR, INVALID_REQUEST
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -17,15 +19,20 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kiwi_mcp import __version__
+from kiwi_mcp.domain.calls import Caller
 from kiwi_mcp.domain.errors import Internal, InvalidRequest, KiwiError, NotFound, RequestFailed
-from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.json import JsonObject, as_object, compact
+from kiwi_mcp.kernel.verb import Response as VerbResponse
+from kiwi_mcp.kernel.verb import Verb, payload_of
+from kiwi_mcp.kernel.verbs import every_verb
+from kiwi_mcp.manifest.document import read_json
 from kiwi_mcp.store.registry.registry import Registry
 from kiwi_mcp.store.remote.http import BLOBS, INDEX, LAYOUT
-from kiwi_mcp.surfaces.gateway import api
 from kiwi_mcp.surfaces.gateway.auth import Authenticator, VisitedKernel
-from kiwi_mcp.surfaces.gateway.mcp import MCP, McpEndpoint
+from kiwi_mcp.surfaces.gateway.mcp import MAX_BODY, MCP, McpEndpoint
+from kiwi_mcp.surfaces.gateway.oauth import WELL_KNOWN
 from kiwi_mcp.surfaces.gateway.registry import RegistryRoutes
-from kiwi_mcp.surfaces.gateway.settings import WELL_KNOWN
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 """What answers the requests for one address."""
@@ -59,7 +66,7 @@ def gateway(
             Route(BLOBS + "/{digest}", answered(routes.blob), methods=["GET"]),
             Route(BLOBS + "/{digest}", answered(routes.put_blob), methods=["PUT"]),
             *_well_known(door),
-            *(api.routes(kernel, answered) if kernel is not None else ()),
+            *(verb_routes(kernel, answered) if kernel is not None else ()),
         ],
         exception_handlers={HTTPException: _no_route},
     )
@@ -99,14 +106,20 @@ class AuthMiddleware:
             self._door.check_origin(headers)
             if not _is_for_all(scope["path"]):
                 scope["kiwi.visitor"] = await self._door.admit(headers)
-            _check_query(Request(scope))
+            request = Request(scope)
+            # A token in an address would be kept in histories and logs; no word but these belongs there.
+            if unknown := [word for word in request.query_params if word not in _QUERY_WORDS]:
+                raise InvalidRequest(
+                    f"The address holds {len(unknown)} words that this server does not know.",
+                    suggestion="Send a token as `Authorization: Bearer …`, and nothing else in the address.",
+                )
             await self._passed(scope, receive, send)
         except KiwiError as error:
             is_mcp = scope["path"] == MCP
             await _answer(error, self._door.challenge(error, headers), is_mcp=is_mcp)(scope, receive, send)
 
     async def _passed(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_api = api.is_api(scope["path"])
+        is_api = _is_api(scope["path"])
         if is_api or scope["path"] == MCP:
             if self._mcp is None:
                 hint = "Let its owner start `kiwi up` without `--read-only`, or use another server."
@@ -170,15 +183,6 @@ def _is_for_all(path: str) -> bool:
     return path in {HEALTH, WELL_KNOWN} or path.startswith(f"{WELL_KNOWN}/")
 
 
-def _check_query(request: Request) -> None:
-    # A token in an address would be kept in histories and logs; no word but these belongs there.
-    if unknown := [word for word in request.query_params if word not in _QUERY_WORDS]:
-        raise InvalidRequest(
-            f"The address holds {len(unknown)} words that this server does not know.",
-            suggestion="Send a token as `Authorization: Bearer …`, and nothing else in the address.",
-        )
-
-
 async def _health(_: Request) -> Response:
     return JSONResponse({"status": "ok"})
 
@@ -187,8 +191,8 @@ async def _no_route(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for these alone
     response = "Nothing is served there." if error.status_code == _NO_ROUTE else "That method is not served there."
     hint = (
-        f"The registry's layout is at `/registry/index.json`. Tools are at `{MCP}` and verbs below `{api.API}`, "
-        f"as `{api.OPENAPI}` lists them, unless the server is read-only."
+        f"The registry's layout is at `/registry/index.json`. Tools are at `{MCP}` and verbs below `{API}`, "
+        f"as `{OPENAPI}` lists them, unless the server is read-only."
     )
     return JSONResponse(
         NotFound(response, suggestion=hint).to_response(), status_code=error.status_code, headers=error.headers
@@ -208,3 +212,95 @@ def _as_rpc(error: KiwiError) -> JsonObject:
     code = INTERNAL_ERROR if error.http_status >= _OUR_FAULT else INVALID_REQUEST
     said = f"{error.message} {error.suggestion}"
     return {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": said, "data": error.to_response()}}
+
+
+API = "/v1/"
+OPENAPI = "/openapi.json"
+
+
+def _is_api(path: str) -> bool:
+    """Whether an address belongs to the API, and so needs a token that may use tools."""
+    return path.startswith(API) or path == OPENAPI
+
+
+def verb_routes(kernel: VisitedKernel, wrap: Callable[[Endpoint], Endpoint]) -> Sequence[Route]:
+    """Return a route for each verb that is not local, and one for the OpenAPI document."""
+    described = Route(OPENAPI, _describe, methods=["GET"])
+    return [described, *(Route(path_of(one), wrap(_verb_endpoint(kernel, one)), methods=["POST"]) for one in _served())]
+
+
+def path_of(verb: Verb) -> str:
+    """Return the address of a verb: `/v1/{group}/{name}`, or `/v1/{name}` without a group."""
+    return API + verb.path.replace(" ", "/")
+
+
+def _served() -> Iterator[Verb]:
+    return (verb for verb in every_verb() if not verb.is_local)
+
+
+def _verb_endpoint(kernel: VisitedKernel, verb: Verb) -> Endpoint:
+    async def answer(request: Request) -> Response:
+        arguments = await _arguments(request)
+        # A program sends this with its own token. A model's calls come over MCP and are never direct.
+        result = await kernel.call(verb.wire[0], payload_of(verb, arguments), Caller(is_direct=True))
+        wait = result.content.get("retry_after") if result.is_error else None
+        headers = {"Retry-After": str(wait)} if wait else None
+        return Response(compact(result.content), result.http_status, headers, "application/json")
+
+    return answer
+
+
+async def _arguments(request: Request) -> JsonObject:
+    """Return the body of a request, which is a JSON object. An empty body has no arguments."""
+    body = await request.body()
+    try:
+        value = read_json(body.decode() or "{}", what="The body", max_bytes=MAX_BODY).value
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("The body is not UTF-8.", suggestion="Send a JSON object in UTF-8.") from error
+    if not isinstance(value, dict):
+        raise InvalidRequest("The body is not a JSON object.", suggestion="Send the arguments as a JSON object.")
+    if "action" in value:
+        raise InvalidRequest("Unknown argument `action`.", suggestion="The address names the action.")
+    return value
+
+
+async def _describe(_: Request) -> Response:
+    return JSONResponse(openapi())
+
+
+@cache
+def openapi() -> JsonObject:
+    """Return the OpenAPI document of all routes."""
+    verbs = [*_served()]
+    types = dict.fromkeys(part for verb in verbs for part in (verb.request, verb.response) if _has_schema(part))
+    schemas, components = msgspec.json.schema_components([*types], ref_template="#/components/schemas/{name}")
+    by_type = dict(zip(types, schemas, strict=True))
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Kiwi", "version": __version__},
+        "paths": {path_of(verb): {"post": _operation(verb, by_type)} for verb in verbs},
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"bearer": []}],
+    }
+
+
+def _has_schema(part: type) -> bool:
+    return part is not VerbResponse and hasattr(part, "__struct_fields__")
+
+
+def _operation(verb: Verb, schemas: dict[type, dict[str, object]]) -> JsonObject:
+    def content(part: type) -> JsonObject:
+        return {"application/json": {"schema": as_object(schemas.get(part, {"type": "object"}))}}  # type: ignore[arg-type]
+
+    return {
+        "operationId": verb.path.replace(" ", "_"),
+        "summary": verb.help,
+        "requestBody": {"content": content(verb.request)},
+        "responses": {
+            "200": {"description": "The response.", "content": content(verb.response)},
+            "default": {"description": "A refusal: `error`, `code`, `message`, `suggestion`."},
+        },
+    }

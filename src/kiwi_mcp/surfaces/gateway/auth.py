@@ -24,10 +24,9 @@ from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.kernel.paths import user_space
 from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.policy.rights import OwnerAuthority
-from kiwi_mcp.policy.tokens import GatewayToken, TokenStore
+from kiwi_mcp.policy.tokens import TokenStore
 from kiwi_mcp.store.principals import account_principal, is_token_principal
-from kiwi_mcp.surfaces.gateway.oauth import TokenVerifier, is_access_token
-from kiwi_mcp.surfaces.gateway.settings import LOOPBACK
+from kiwi_mcp.surfaces.gateway.oauth import LOOPBACK, TokenVerifier, is_access_token
 
 _FAILURES, _WINDOW = 30, 60.0
 """How many wrong tokens are answered one by one in how many seconds, before all of them are asked to wait."""
@@ -108,7 +107,17 @@ class Authenticator:
             return await self._vouched_for(self._access, secret)
         if (token := self._tokens.find(secret)) is None:
             raise self._refusal(no_token())
-        return self._known(token)
+        is_writer = token.can_write and not self._is_read_only
+        return GatewayUser(
+            token.actor,
+            can_write=is_writer,
+            why_not=_TAKES_NOTHING if self._is_read_only else "This token may read, and not write.",
+            can_use_tools=token.can_use_tools,
+            can_author=token.can_author,
+            can_manage=token.can_manage,
+            principal=token.principal,
+            identity=token.identity,
+        )
 
     def still_admits(self, visitor: GatewayUser) -> bool:
         """Whether what a visitor showed is still good for more."""
@@ -175,19 +184,6 @@ class Authenticator:
         elif headers.get("authorization"):
             words.insert(0, 'error="invalid_token"')
         return f"Bearer {', '.join(words)}"
-
-    def _known(self, token: GatewayToken) -> GatewayUser:
-        is_writer = token.can_write and not self._is_read_only
-        return GatewayUser(
-            token.actor,
-            can_write=is_writer,
-            why_not=_TAKES_NOTHING if self._is_read_only else "This token may read, and not write.",
-            can_use_tools=token.can_use_tools,
-            can_author=token.can_author,
-            can_manage=token.can_manage,
-            principal=token.principal,
-            identity=token.identity,
-        )
 
     async def _vouched_for(self, access: TokenVerifier, secret: str) -> GatewayUser:
         try:

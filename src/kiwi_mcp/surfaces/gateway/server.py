@@ -28,8 +28,7 @@ from kiwi_mcp.store.registry.registry import Registry
 from kiwi_mcp.surfaces.gateway.app import gateway
 from kiwi_mcp.surfaces.gateway.auth import Authenticator, VisitedKernel
 from kiwi_mcp.surfaces.gateway.mcp import MCP, McpEndpoint, principal
-from kiwi_mcp.surfaces.gateway.oauth import TokenVerifier
-from kiwi_mcp.surfaces.gateway.settings import LOOPBACK, IdentityProvider
+from kiwi_mcp.surfaces.gateway.oauth import LOOPBACK, IdentityProvider, TokenVerifier
 from kiwi_mcp.surfaces.mcp.calls import Calls
 from kiwi_mcp.surfaces.mcp.server import build_server
 from kiwi_mcp.surfaces.mcp.tool_list import ToolListWatcher

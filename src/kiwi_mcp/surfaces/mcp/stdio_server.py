@@ -36,10 +36,18 @@ from kiwi_mcp.primitives.telemetry import start_tracing
 from kiwi_mcp.store.principals import STDIO
 from kiwi_mcp.surfaces.mcp.calls import Calls
 from kiwi_mcp.surfaces.mcp.fast_path import FastPath
-from kiwi_mcp.surfaces.mcp.handshake import HandshakeResult, conditions, load_prepared, path_of, stamp
+from kiwi_mcp.surfaces.mcp.handshake import (
+    LINE_LIMIT,
+    OVERLONG,
+    HandshakeResult,
+    StdioPipe,
+    conditions,
+    load_prepared,
+    path_of,
+    stamp,
+)
 from kiwi_mcp.surfaces.mcp.protocol import Context, KernelApi
 from kiwi_mcp.surfaces.mcp.server import McpServer, build_server, tool_lists
-from kiwi_mcp.surfaces.mcp.stdio import LINE_LIMIT, OVERLONG, StdioPipe
 from kiwi_mcp.surfaces.mcp.tool_list import ToolListWatcher
 
 _READ_SIZE = 262_144
@@ -126,7 +134,15 @@ class StdioReader(ObjectReceiveStream[SessionMessage | Exception]):
         self._fd = wire.inbound
         self._short = short
         self._lines = opening.lines
-        self._heard = deque(_replayed(opening, outbound))
+        messages = []
+        for line in opening.heard:
+            message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+            if isinstance(message, JSONRPCRequest):
+                # Under a number of our own, so that dropping the reply cannot hit one that the client waits for.
+                message = message.model_copy(update={"id": f"heard-{secrets.token_hex(8)}"})
+                outbound.leave_unheard(message.id)
+            messages.append(message)
+        self._heard = deque(messages)
         self._outbound = outbound
         self._reader: asyncio.StreamReader | None = None
         self._transport: asyncio.BaseTransport | None = None
@@ -187,18 +203,6 @@ class StdioReader(ObjectReceiveStream[SessionMessage | Exception]):
     async def aclose(self) -> None:
         """Stop reading."""
         self.end()
-
-
-def _replayed(opening: HandshakeResult, outbound: StdioWriter) -> list[JSONRPCMessage]:
-    messages = []
-    for line in opening.heard:
-        message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-        if isinstance(message, JSONRPCRequest):
-            # Under a number of our own, so that dropping the reply cannot hit one that the client waits for.
-            message = message.model_copy(update={"id": f"heard-{secrets.token_hex(8)}"})
-            outbound.leave_unheard(message.id)
-        messages.append(message)
-    return messages
 
 
 def can_wait(fd: int) -> bool:

@@ -14,7 +14,6 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.catalog.disk import writing
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import AlreadyExists, InvalidManifest, InvalidRequest, KiwiError
 from kiwi_mcp.domain.issues import Issue
@@ -58,6 +57,8 @@ from kiwi_mcp.kernel.verbs.mcp.servers import (
     package_of,
 )
 from kiwi_mcp.kernel.view import Notice, TableRow, ViewItem, next_hint, warning_rows
+from kiwi_mcp.manifest.files import writing
+from kiwi_mcp.manifest.mcp.client_format import read_object
 from kiwi_mcp.manifest.mcp.clients import (
     Configuration,
     Scope,
@@ -67,9 +68,7 @@ from kiwi_mcp.manifest.mcp.clients import (
     read_configuration,
     read_text,
 )
-from kiwi_mcp.manifest.mcp.jsonc import read_object
-from kiwi_mcp.manifest.mcp.known_servers import hosts_named, server_in
-from kiwi_mcp.manifest.mcp.launch_command import ServerCommand, image_of
+from kiwi_mcp.manifest.mcp.launch_command import ServerCommand, hosts_named, image_of, server_in
 from kiwi_mcp.manifest.mcp.references import ImportFindings
 from kiwi_mcp.manifest.mcp.server_entry import EntryOrigin, ImportedServers, ServerDraft, draft_server, id_for
 from kiwi_mcp.policy.needs import needs_told, with_needs

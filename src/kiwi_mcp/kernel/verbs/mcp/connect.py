@@ -32,7 +32,7 @@ from kiwi_mcp.kernel.verbs.mcp.servers import NO_NETWORK, may_reach
 from kiwi_mcp.kernel.view import Data, Notice, TableRow, ViewItem, next_hint
 from kiwi_mcp.manifest.mcp.client_entry import ENTRY, ClientFileChange, apply, keep_copy, plan_connect, plan_undo
 from kiwi_mcp.manifest.mcp.clients import SCOPES, Scope, clients, find_configurations, read_configuration, read_text
-from kiwi_mcp.manifest.mcp.known_servers import server_in
+from kiwi_mcp.manifest.mcp.launch_command import server_in
 from kiwi_mcp.manifest.mcp.server_entry import ServerDraft
 from kiwi_mcp.manifest.templates import variables
 from kiwi_mcp.policy.isolation import default_isolation

@@ -22,7 +22,7 @@ from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, text_o
 from kiwi_mcp.domain.mcp import Definition, ServerRecord, State
 from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.domain.safe_text import strip_controls
-from kiwi_mcp.drivers.environments.server_package import server_package
+from kiwi_mcp.drivers.environments.package_manager import server_package
 from kiwi_mcp.drivers.server_log import RESTART, log_path
 from kiwi_mcp.kernel.context import Context, VerbContext
 from kiwi_mcp.kernel.mcp_servers import McpServers, RefreshResult, find_server, is_owners, key_of, known_servers

@@ -300,10 +300,7 @@ def _releases(
     *,
     is_asked: bool,
 ) -> Sequence[CheckedRelease]:
-    """Return a release for each link that is in a folder, each pinned to the one below it.
-
-    The first link was asked for, or the item that was asked for names it.
-    """
+    """Return a release for each link that is in a folder, each pinned to the one below it."""
     made: list[CheckedRelease] = []
     below: tuple[VersionName, str] | None = None
     for link in reversed(links):

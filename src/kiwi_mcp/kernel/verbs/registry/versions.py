@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.item_reader import load_bytes
-from kiwi_mcp.catalog.refs import Ref
+from kiwi_mcp.catalog.references import Ref
 from kiwi_mcp.catalog.release import trust_of_release
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, NotFound, ToolNotFound, VersionNotFound
 from kiwi_mcp.domain.items import ItemType, Source, Tool

@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, UnsetType
 from msgspec.structs import replace
 
-from kiwi_mcp.catalog.refs import Ref
+from kiwi_mcp.catalog.references import Ref
 from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.names import Version
 from kiwi_mcp.domain.registry import VersionInfo
