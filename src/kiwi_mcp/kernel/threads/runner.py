@@ -253,8 +253,12 @@ class ThreadRunner:
         """Append a message to the journal of a thread, whichever process runs it."""
         if thread.is_ended:
             raise ThreadEnded(thread.id, thread.status)
-        threads, event = self.stores.threads, NewEvent("injected", {"text": message})
         changes = ThreadChanges(is_tainted=True) if is_tainted else None
+        await self._append(thread, NewEvent("injected", {"text": message}), changes)
+
+    async def _append(self, thread: Thread, event: NewEvent, changes: ThreadChanges | None = None) -> None:
+        """Append an event to the journal of a thread that another process may run."""
+        threads = self.stores.threads
         for attempt in range(_ATTEMPTS):
             try:
                 await self.stores.do(lambda: threads.append(threads.get(thread.id), [event], changes))
@@ -264,8 +268,9 @@ class ThreadRunner:
             else:
                 return
 
-    async def pause(self, thread: Thread) -> None:
-        """Pause a thread: at once where no process runs it, else before its next step."""
+    async def pause(self, thread: Thread, by: str) -> None:
+        """Pause a thread: at once where no process runs it, else before its next step; `by` may resume it."""
+        await self._append(thread, NewEvent("limit", {"pause": True, "by": by}))
         await self.stores.do(partial(self.stores.threads.command, thread.id, "pause"))
         with suppress(ThreadTaken):
             taken = await self._take(thread.id)

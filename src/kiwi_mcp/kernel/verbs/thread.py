@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
@@ -644,9 +645,9 @@ async def resume_thread(request: ThreadResumeRequest, context: VerbContext) -> T
     """Continue a thread that waits or was paused."""
     runner = context.services.one(ThreadRunner)
     thread = await _own_thread(request.thread_id, context)
-    _refuse_paused(thread, context)
+    await _refuse_paused(thread, context)
     thread = await _own_thread((await _free(thread, context)).id, context)
-    _refuse_paused(thread, context)
+    await _refuse_paused(thread, context)
     catalog = context.services.catalogs.at(thread.project or None)
     switched = switched_model(thread, request.model, catalog) if request.model else None
     await runner.wake(thread, request.message or "", switched, is_tainted=_is_tainted(context))
@@ -655,8 +656,14 @@ async def resume_thread(request: ThreadResumeRequest, context: VerbContext) -> T
     return await _shown(thread.id, context)
 
 
-def _refuse_paused(thread: Thread, context: VerbContext) -> None:
-    if (thread.status == "paused" or thread.command == "pause") and not context.is_owner:
+async def _refuse_paused(thread: Thread, context: VerbContext) -> None:
+    """Refuse to resume a thread that somebody else, or a hook, has paused."""
+    if context.is_owner or (thread.status != "paused" and thread.command != "pause"):
+        return
+    stores = _stores(context)
+    events = reversed(await stores.do(partial(stores.threads.events, thread.id)))
+    since = takewhile(lambda event: event.kind != "resumed", events)
+    if {event.body["by"] for event in since if event.body.get("pause")} != {starter_name(context)}:
         raise PolicyDenied("The owner has paused that thread.", suggestion="Ask the owner to resume it.")
 
 
@@ -693,9 +700,9 @@ async def inject_message(request: ThreadInjectRequest, context: VerbContext) -> 
 
 @verb("pause", group="thread", access=ANYONE, shows=_result_view)
 async def pause_thread(request: ThreadIdRequest, context: VerbContext) -> ThreadResponse:
-    """Pause a thread before its next step, until the owner resumes it."""
+    """Pause a thread before its next step, until the owner, or the caller that paused it, resumes it."""
     thread = await _own_thread(request.thread_id, context)
-    await context.services.one(ThreadRunner).pause(thread)
+    await context.services.one(ThreadRunner).pause(thread, starter_name(context))
     return await _shown(thread.id, context)
 
 
