@@ -8,7 +8,7 @@ export NODE_EXTRA_CA_CERTS ?= $(wildcard /etc/ssl/certs/ca-certificates.crt)
 # Some machines set this; without bytecode every worker would compile all tests again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup dist demo check test docs soak bench reference encoder lock clean
+.PHONY: setup dist demo check test docs soak bench reference recording encoder lock clean
 .NOTPARALLEL:
 
 setup:
@@ -50,6 +50,10 @@ bench: setup
 reference: setup
 	@python scripts/reference.py
 	@python -m kiwi_mcp.surfaces.generate
+
+# Runs `kiwi setup` with real servers and draws docs/pictures/setup.svg; it needs the npm and PyPI registries.
+recording: setup
+	@python scripts/recording.py
 
 encoder: setup
 	@PYTHONPATH=benchmarks python scripts/teach_encoder.py .cache/taught.npz

@@ -1,4 +1,4 @@
-"""An MCP server that may change a repository can read its history, and can change nothing in its git folder."""
+"""An MCP server that may change a repository can commit there, and can change nothing else in its git folder."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def started(ask: Ask, tmp_path: Path, repository: Path) -> Callable[[str], str]:
 
 
 ATTACKS = {
-    "a hook": f"{RUNS} > .git/hooks/pre-commit && chmod +x .git/hooks/pre-commit",
-    "a setting": "git config core.fsmonitor ./evil",
+    "a hook": f"mkdir -p .git/hooks && {RUNS} > .git/hooks/pre-commit && chmod +x .git/hooks/pre-commit",
+    "a setting": "git config core.fsmonitor 'touch PWNED'",
     "a setting of the work tree": "echo '[core]' > .git/config.worktree",
     "an attribute": "echo '* filter=x' > .git/info/attributes",
     "another git folder": "mv .git .old && cp -r .old .git",
@@ -93,30 +93,35 @@ ATTACKS = {
     "a setting of the submodule": "git -C libs/inner config core.fsmonitor ./evil",
     "another submodule": "mv .git/modules/libs .git/modules/old",
     "another folder around the submodule": "mv .git/modules .git/old",
-    "another common folder": "echo /tmp > .git/worktrees/second/commondir",
-    "another work tree": "mv .git/worktrees/second .git/worktrees/third",
-    "a common folder": "mkdir -p evil && cp .git/config evil/ && echo ../evil > .git/commondir",
-    "a rebase that runs code": "mkdir .git/rebase-merge && echo 'exec touch PWNED' > .git/rebase-merge/git-rebase-todo",
-    "a link": "ln -s ../a.txt .git/COMMIT_EDITMSG.new",
-    "a new submodule": "mkdir .git/modules/new",
-    "a commit": f"git {IDENTITY} commit -q --allow-empty -m second",
     "a commit in the submodule": f"git -C libs/inner {IDENTITY} commit -q --allow-empty -m inner",
-    "a branch": "git branch topic",
+    "another common folder": "mkdir -p .git/worktrees/second && echo /tmp > .git/worktrees/second/commondir",
+    "a link": "ln -s ../a.txt .git/COMMIT_EDITMSG.new",
+    "a rebase that runs code": "mkdir .git/rebase-merge && echo 'exec touch PWNED' > .git/rebase-merge/git-rebase-todo",
+    "a common folder": "mkdir -p evil && cp .git/config evil/ && echo ../evil > .git/commondir",
 }
+REFUSED = {name for name in ATTACKS if "submodule" in name} | {"another git folder"}
+"""What is read-only inside, too; the rest ends with the copy of the git folder."""
 
 
 def contents(folder: Path) -> dict[Path, bytes | None]:
-    """Return every path below a folder, files with their bytes."""
-    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+    """Return every path below a git folder but commits, branches and the index, files with their bytes."""
+    moved = {"objects", "refs", "logs", "index", "HEAD"}
+    return {
+        path: path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+        if path.relative_to(folder).parts[0] not in moved
+    }
 
 
-def test_a_server_reads_a_git_folder_and_changes_nothing_in_it(ask: Ask, tmp_path: Path, repository: Path) -> None:
+def test_a_server_commits_and_changes_nothing_else_in_a_git_folder(ask: Ask, tmp_path: Path, repository: Path) -> None:
     do = started(ask, tmp_path, repository)
     before = contents(repository / ".git")
-    assert do("git log -1 --format=%s && echo b > b.txt") == "0 submodule\n"
-    assert (repository / "b.txt").read_text() == "b\n"
-    output = do("; ".join(f"({line}) 2>/dev/null && echo done: {name}" for name, line in ATTACKS.items()))
-    assert "done: " not in output
+    assert do("git log -1 --format=%s && echo b > b.txt && git status --short") == "0 submodule\n?? b.txt\n"
+    assert do("git add b.txt && git commit -qm second && git branch topic") == "0 "
+    assert git(repository, "log", "-1", "--format=%s", "topic") == "second\n"
+    output = do("; ".join(f"({line}) 2>/dev/null && echo 'done: {name}.'" for name, line in ATTACKS.items()))
+    assert {name for name in ATTACKS if f"done: {name}." not in output} == REFUSED
     assert contents(repository / ".git") == before
+    assert git(repository, "status", "--short") == "?? evil/\n"
     git(repository, "commit", "-q", "--allow-empty", "-m", "third")
     assert not list(tmp_path.rglob("PWNED"))

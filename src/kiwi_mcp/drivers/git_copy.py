@@ -198,7 +198,8 @@ class GitCopy:
         return dict(line.partition("\n")[::2] for line in listed.split("\0") if line)
 
     def _create(self, settings: Mapping[str, str], algorithm: bytes) -> None:
-        for name in (f"copy/{OBJECTS}", "copy/objects/info", "copy/objects/pack", "copy/info", "staged/objects"):
+        inner = (OBJECTS, "modules", "objects/info", "objects/pack", "info")
+        for name in (*(f"copy/{one}" for one in inner), "staged/objects"):
             (self.folder.parent / name).mkdir(parents=True)
         is_long = algorithm.strip() == b"sha256"
         said = {name: settings.get(f"user.{name}", "Kiwi") for name in ("name", "email")}

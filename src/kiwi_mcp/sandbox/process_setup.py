@@ -114,12 +114,12 @@ def protected_grants(
 
 
 def _copied(git: OpenedGrant, copy: str, keep: ExitStack) -> Iterator[OpenedGrant]:
-    """Yield the copy of a git folder as writable, and the objects of the real one in it."""
+    """Yield the copy of a git folder as writable, and the objects and submodules of the real one in it."""
     covering = _open_grant(copy, keep, is_writable=True, is_shown=False)
     yield OpenedGrant(git.path, covering.descriptor, is_writable=True, is_folder=True, owner=covering.owner)
-    objects = open_beneath(git.descriptor, "objects", os.O_PATH)
-    keep.callback(os.close, objects)
-    yield _read_only(f"{git.path}/{OBJECTS}", objects)
+    for name, shown in (("objects", OBJECTS), ("modules", "modules")):
+        with suppress(FileNotFoundError):
+            yield _read_only(f"{git.path}/{shown}", _opened(git, name, keep).descriptor)
 
 
 def _projects_in(grant: OpenedGrant, projects: Sequence[str], keep: ExitStack) -> Iterator[OpenedGrant]:
