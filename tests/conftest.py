@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def home(
     monkeypatch: pytest.MonkeyPatch,
     copy_isolation_report: Callable[[Path], None],
     builtin_listing: Path,
-) -> Path:
+) -> Iterator[Path]:
     """A home folder for this test alone: no test touches the real one."""
     folder = tmp_path / "home"
     cache = folder / ".cache" / "kiwi"
@@ -65,7 +65,9 @@ def home(
     monkeypatch.setenv("KIWI_SEARCH", "words")
     # The interpreters that set-up chose come first, however the tests were started.
     monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.prefix, "bin")), os.environ.get("PATH", os.defpath)]))
-    return folder
+    yield folder
+    # The process that sleeps until something of this home is due ends when its lock is gone.
+    (folder / ".ai" / "state" / "worker.lock").unlink(missing_ok=True)
 
 
 @pytest.fixture

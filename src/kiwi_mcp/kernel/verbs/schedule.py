@@ -77,8 +77,8 @@ def _list_view(response: ScheduleListResponse) -> Iterator[ViewItem]:
 
 
 def _row(one: ScheduleLine) -> str:
-    following = "paused" if one.paused else f"next {one.next_at[:16]}Z"
-    last = f"  last {one.last[0]['at'][:16]}Z {one.last[0]['status']}" if one.last else ""
+    following = "paused" if one.paused else f"next {one.next_at[:19]}Z"
+    last = f"  last {one.last[0]['at'][:19]}Z {one.last[0]['status']}" if one.last else ""
     return f"{one.name}  {one.cron} ({one.zone})  {following}{last}  {one.item}"
 
 

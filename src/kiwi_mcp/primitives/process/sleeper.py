@@ -23,11 +23,11 @@ def sleep_until(user: Path, due_at: int) -> bool:
 
     Return False where another process serves this home, or where the home was removed.
     """
-    (user / DUE).write_text(str(due_at))
-    bell = _open_bell(user / BELL)  # before the lock: who finds the lock taken can ring
-    lock = os.open(user / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
+        lock = os.open(user / LOCK, os.O_RDWR | os.O_CLOEXEC)
+        bell = _open_bell(user / BELL)  # before the lock: who finds the lock taken can ring
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (user / DUE).write_text(str(due_at))
     except OSError:
         return False
     while (rest := due_at / 1_000 - time.time()) > 0:

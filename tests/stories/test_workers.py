@@ -1,0 +1,112 @@
+"""Several workers on one PostgreSQL: every thread and every time of a schedule runs once, and more workers do more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from tests.kernel.threads.conftest import ALL_TOOLS, DIRECTIVE, write_provider
+from tests.plugins.scripted_model import ModelRequest, ScriptedModel, ScriptedTurn, say, use
+
+from kiwi_mcp.domain.times import now_ms
+from kiwi_mcp.store.open import open_database
+from kiwi_mcp.store.schedules import Schedules
+
+pytestmark = pytest.mark.usefixtures("processes", "loopback", "postgres_server")
+HOUR = 3_600_000
+THINKING = 0.3
+
+
+class _Forgotten(dict[bytes, ModelRequest]):
+    """Requests of threads that begin alike cannot be told apart, so none is compared with the one before."""
+
+    def get(self, key: bytes, default: object = None) -> None:  # type: ignore[override]  # it has nothing
+        return None
+
+
+@pytest.fixture
+def shared(home: Path, project: Path, scripted_model: ScriptedModel, postgres_url: str) -> str:
+    """A home on PostgreSQL whose model takes 300 ms for an answer, calls a tool, then ends."""
+    user = home / ".ai"
+    (user / "directives").mkdir(parents=True)
+    (user / "tools").mkdir()
+    (user / "registry.yaml").write_text(f"url: {postgres_url}\nactor: team\n")
+    write_provider(user, scripted_model, "openai_chat")
+    text = DIRECTIVE.format(name="study", permissions=ALL_TOOLS, limits="", outputs="", model="")
+    (user / "directives" / "study.md").write_text(text)
+
+    def answer(request: ModelRequest) -> ScriptedTurn:
+        return use("help", topic="tool") if len(request.messages) < 6 else say("Done.")
+
+    scripted_model._before = _Forgotten()
+    scripted_model.on_request = lambda _: time.sleep(THINKING)
+    scripted_model.default = answer
+    kiwi("sign", "study")
+    return postgres_url
+
+
+def kiwi(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "kiwi_mcp", *words], check=True, timeout=120, capture_output=True)
+
+
+@contextmanager
+def workers(count: int) -> Iterator[Sequence[subprocess.Popen[bytes]]]:
+    argv = [sys.executable, "-m", "kiwi_mcp", "worker", "--concurrency", "4"]
+    started = [subprocess.Popen(argv, env=os.environ, stdout=subprocess.DEVNULL) for _ in range(count)]
+    try:
+        yield started
+    finally:
+        for worker in started:
+            worker.terminate()
+        for worker in started:
+            assert worker.wait(60) == 0  # it gives its threads back
+
+
+def serve(url: str, threads: int, count: int) -> float:
+    """Let workers serve the missed times of a schedule; return how many threads a second ended."""
+    with closing(open_database(url)) as database:
+        schedules = Schedules(database, "team")
+        name = f"missed{now_ms()}"
+        kiwi("schedule", "add", name, "study", "0 * * * *", "--overlap", "allow", "--misfire", "all")
+        ended = "select count(*) from threads where ended_at > 0 and starter = ?"
+        with workers(count):
+            while len(database.read("select 1 from workers", ())) < count:
+                time.sleep(0.1)
+            at = now_ms() - now_ms() % HOUR - (threads - 1) * HOUR - 1
+            schedules.put_times(replace(schedules.get(name), next_at=at, due_at=at))
+            began = time.monotonic()
+            while int(str(database.read(ended, (f"schedule:{name}",))[0][0])) < threads:
+                assert time.monotonic() - began < 300
+                time.sleep(0.05)
+            seconds = time.monotonic() - began
+        made = schedules.occurrences(schedules.get(name), 1_000)
+        assert Counter(one.status for one in made) == {"started": threads}
+        assert len({one.thread_id for one in made}) == threads
+        results = "select distinct status, code, message from threads where starter = ?"
+        assert database.read(results, (f"schedule:{name}",)) == [("completed", "", "")]
+        kiwi("schedule", "remove", name)
+    return threads / seconds
+
+
+@pytest.mark.slow
+@pytest.mark.req("K-TH-06")
+def test_four_workers_serve_each_time_once(shared: str, scripted_model: ScriptedModel) -> None:
+    serve(shared, 12, 4)
+    assert len(scripted_model.requests) == 12 * 3  # no turn was made twice
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_twice_the_workers_do_more_than_one_and_a_half_times_the_work(shared: str) -> None:
+    rates = {count: serve(shared, 24 * count, count) for count in (1, 2, 4)}
+    sys.stderr.write(f"\nthreads per second by workers: {rates}\n")
+    assert rates[2] / rates[1] >= 1.6, rates
+    assert rates[4] / rates[2] >= 1.6, rates
