@@ -10,8 +10,17 @@ from hypothesis import strategies as st
 
 from kiwi_mcp.domain.errors import InvalidRequest, TooLarge, VariableMissing
 from kiwi_mcp.domain.secret import Secret
-from kiwi_mcp.primitives.secrets import variables
-from kiwi_mcp.primitives.secrets.reveal import Revealed, Variables, names_in, reveal, reveal_json, reveal_url
+from kiwi_mcp.primitives.secrets.reveal import (
+    ENV_FILE_LIMIT,
+    Revealed,
+    Variables,
+    names_in,
+    parse_env,
+    read_env_file,
+    reveal,
+    reveal_json,
+    reveal_url,
+)
 
 
 @pytest.fixture
@@ -62,7 +71,7 @@ def test_the_grammar_of_env_files() -> None:
         "HASH=a#b\nEMPTY=\nONLY=#no\nexport SHELL=1\n9BAD=1\nBARE\n"
         'REF=${PLAIN}\nEQ=a=b\r\nTWICE=1\nTWICE=2\nOPEN="abc\n'
     )
-    assert variables.parse(text) == {
+    assert parse_env(text) == {
         "PLAIN": "value",
         "SPACED": "a b",
         "QUOTED": "a # b",
@@ -81,16 +90,16 @@ def test_the_grammar_of_env_files() -> None:
 
 def test_an_unreadable_env_file_is_an_error(tmp_path: Path) -> None:
     large, binary, folder, fifo = (tmp_path / name for name in ("large", "binary", "folder", "fifo"))
-    large.write_bytes(b"A" * (variables.LIMIT + 1))
+    large.write_bytes(b"A" * (ENV_FILE_LIMIT + 1))
     binary.write_bytes(b"A=\xff\xfe")
     folder.mkdir()
     os.mkfifo(fifo)
     with pytest.raises(TooLarge):
-        variables.read(large)
+        read_env_file(large)
     for path in (binary, folder, fifo):
         with pytest.raises(InvalidRequest):
-            variables.read(path)
-    assert variables.read(tmp_path / "none") == {}
+            read_env_file(path)
+    assert read_env_file(tmp_path / "none") == {}
 
 
 def test_the_repr_of_a_secret_does_not_show_it() -> None:

@@ -24,9 +24,8 @@ from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.primitives.process import run as subprocess
 from kiwi_mcp.primitives.process.namespaces import owner_map as make_owner_map
 from kiwi_mcp.primitives.process.run import ProcessResult
-from kiwi_mcp.sandbox.backend import Backend, Launch
+from kiwi_mcp.sandbox.backend import Backend, Launch, choose, examine
 from kiwi_mcp.sandbox.bubblewrap import UNPRIVILEGED_ID, backends
-from kiwi_mcp.sandbox.self_test import choose, examine
 
 T = TypeVar("T")
 ORDINARY = 23_456

@@ -22,11 +22,10 @@ from tests.sandbox.conftest import Cell, Warden, run_confined
 from kiwi_mcp.domain.errors import KiwiError, Unavailable
 from kiwi_mcp.domain.isolation import Level, SandboxProfile
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.sandbox.backend import Backend, Launch, SelfTest
+from kiwi_mcp.sandbox.backend import Backend, BackendReport, Launch, SelfTest, choose, examine, forget
 from kiwi_mcp.sandbox.bubblewrap import Bubblewrap, backends
 from kiwi_mcp.sandbox.levels import demands
 from kiwi_mcp.sandbox.seccomp import filter_program
-from kiwi_mcp.sandbox.self_test import BackendReport, choose, examine, forget
 
 SANDBOXES: tuple[Level, ...] = ("sandboxed", "restricted")
 
@@ -114,7 +113,7 @@ sys.path.insert(0, sys.argv[1])
 from tests.sandbox.conftest import run_confined
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.sandbox.bubblewrap import backends
-from kiwi_mcp.sandbox.self_test import choose, examine
+from kiwi_mcp.sandbox.backend import choose, examine
 try:
     choose("sandboxed", asyncio.run(examine(backends(), Path(sys.argv[2]), run_confined)))
     print(json.dumps(["ran", ""]))

@@ -27,8 +27,8 @@ from kiwi_mcp.primitives.http.addresses import HostRules, Lookup
 from kiwi_mcp.primitives.http.traffic_log import TrafficLog
 from kiwi_mcp.primitives.process import namespaces
 from kiwi_mcp.primitives.process.run import ProcessResult
+from kiwi_mcp.sandbox.backend import choose, examine
 from kiwi_mcp.sandbox.bubblewrap import backends
-from kiwi_mcp.sandbox.self_test import choose, examine
 
 PROBES = """
 import errno, json, os, socket, subprocess, sys, urllib.error, urllib.request

@@ -15,7 +15,7 @@ from tests.sandbox.conftest import Cell, Warden
 from kiwi_mcp.domain.errors import KiwiError, Unavailable
 from kiwi_mcp.domain.isolation import SandboxProfile
 from kiwi_mcp.kernel.paths import outputs_home, project_around
-from kiwi_mcp.primitives.secrets import variables
+from kiwi_mcp.primitives.secrets.reveal import read_env_file
 from kiwi_mcp.sandbox.levels import base_profile
 from kiwi_mcp.sandbox.process_setup import OpenedGrant, open_grants, protected_grants
 
@@ -106,7 +106,7 @@ def test_a_placeholder_is_removed_with_its_last_user(tmp_path: Path) -> None:
         assert not any(path.is_file() for path in folder.iterdir())
         assert project_around(folder) is None
         assert outputs_home(folder / ".ai", tmp_path) == tmp_path
-        assert variables.read(folder / ".env") == {}
+        assert read_env_file(folder / ".env") == {}
     assert [*folder.iterdir()] == []
 
 

@@ -15,9 +15,9 @@ from kiwi_mcp.domain.outcome import Outcome, silent
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.drivers.process import outcome_of
 from kiwi_mcp.drivers.sandboxed import Sandbox, standings
+from kiwi_mcp.sandbox.backend import choose
 from kiwi_mcp.sandbox.limits import quota
 from kiwi_mcp.sandbox.quarantine import NameWatch
-from kiwi_mcp.sandbox.self_test import choose
 
 MEGABYTE = 1_048_576
 PATH = "/usr/local/bin:/usr/bin:/bin"

@@ -17,8 +17,8 @@ from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.drivers.sandboxed import Sandbox, standings
 from kiwi_mcp.kernel.checkpoints.checkpoint import CheckpointRequest, Guard, begin
 from kiwi_mcp.primitives.process.run import ProcessResult
+from kiwi_mcp.sandbox.backend import choose
 from kiwi_mcp.sandbox.quarantine import NameWatch
-from kiwi_mcp.sandbox.self_test import choose
 from kiwi_mcp.store.runs import new_run
 
 pytestmark = pytest.mark.usefixtures("sandbox")

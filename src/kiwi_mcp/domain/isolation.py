@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from msgspec import Struct, field, to_builtins
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
-from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.json import JsonObject
 
 Level = Literal["trusted", "standard", "sandboxed", "restricted"]
 LEVELS: tuple[Level, ...] = ("trusted", "standard", "sandboxed", "restricted")
@@ -54,6 +55,11 @@ class ResourceLimits(Struct, frozen=True):
     workspace_files: int = 50_000
     """The number of files it may create or change there."""
 
+    def to_json(self) -> JsonObject:
+        """Return the limits as records show them."""
+        limits: JsonObject = asdict(self)
+        return limits
+
 
 class SandboxProfile(Struct, frozen=True):
     """What a process may access: a level, the paths it may read and change, the hosts it may reach, and limits.
@@ -90,6 +96,14 @@ class SandboxProfile(Struct, frozen=True):
 
     def to_json(self) -> JsonObject:
         """Return the profile as plans and records show it."""
-        shown: dict[str, Json] = to_builtins(self)
-        del shown["closed"], shown["trusted"]
-        return shown
+        return {
+            "level": self.level,
+            "readable": list(self.readable),
+            "writable": list(self.writable),
+            "hidden": list(self.hidden),
+            "hosts": list(self.hosts),
+            "denied_hosts": list(self.denied_hosts),
+            "private_hosts": list(self.private_hosts),
+            "limits": self.limits.to_json(),
+            "provenance": self.provenance,
+        }

@@ -31,13 +31,12 @@ from kiwi_mcp.primitives.process import run as subprocess
 from kiwi_mcp.primitives.process import stdio_process
 from kiwi_mcp.primitives.process.namespaces import owner_map
 from kiwi_mcp.primitives.process.spawn import completed
-from kiwi_mcp.sandbox.backend import Launch, NoSandbox
+from kiwi_mcp.sandbox.backend import BackendReport, Launch, NoSandbox, choose, examine, forget, policy_digest, recall
 from kiwi_mcp.sandbox.bubblewrap import UNPRIVILEGED_ID, backends
 from kiwi_mcp.sandbox.levels import offers
 from kiwi_mcp.sandbox.limits import quota
 from kiwi_mcp.sandbox.process_setup import refuse_hosts, refuse_without_gate
 from kiwi_mcp.sandbox.quarantine import Findings, NameWatch
-from kiwi_mcp.sandbox.self_test import BackendReport, choose, examine, forget, policy_digest, recall
 
 _log = logging.getLogger("kiwi")
 _MOST_TOLD = 3

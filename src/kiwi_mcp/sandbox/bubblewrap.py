@@ -30,18 +30,28 @@ from kiwi_mcp.sandbox.backend import (
     SelfTest,
     failed,
     never,
+    self_test,
     ungrantable,
     unlaid,
 )
 from kiwi_mcp.sandbox.command_files import FOLDERS, find_launcher
 from kiwi_mcp.sandbox.levels import HOME, TMP, USER, BaseFileSystem, base_profile, demands
-from kiwi_mcp.sandbox.limits import Cgroup, CgroupParent, counting, find_groups, limiting, start_limited, sweep
+from kiwi_mcp.sandbox.limits import (
+    DENIED_CALLS,
+    Cgroup,
+    CgroupParent,
+    MemoryWatch,
+    counting,
+    find_groups,
+    limiting,
+    start_limited,
+    start_pinned,
+    sweep,
+)
 from kiwi_mcp.sandbox.process_setup import OpenedGrant, ProcessSetup, prepare
 from kiwi_mcp.sandbox.rlimits import Rlimits
 from kiwi_mcp.sandbox.root_launcher import ROOT, STAGED, open_root_launcher
 from kiwi_mcp.sandbox.seccomp import filter_program, is_supported
-from kiwi_mcp.sandbox.self_test import self_test
-from kiwi_mcp.sandbox.watchdog import DENIED_CALLS, MemoryWatch, start_pinned
 
 _TOLD = 4_096
 

@@ -162,9 +162,7 @@ class Segment:
         identities: Sequence[str] | None = None,
     ) -> None:
         """Make a segment of its parts; `identities` are those of the cards, if it takes time to read each card."""
-        self.cards = cards
-        self.words = words
-        self.parts = parts
+        self.cards, self.words, self.parts = cards, words, parts
         self.is_alive, self.is_encoded = parts.is_alive, parts.is_encoded
         self.name_sizes, self.usual = parts.name_sizes, parts.usual
         self._identities = identities

@@ -52,7 +52,11 @@ class BackgroundWorker:
 
     def _run(self) -> None:
         while self._begin_step():
-            has_more = self._step()
+            try:
+                has_more = self._work(_STEP)
+            except Exception:  # noqa: BLE001 - no caller could handle it; the next search tries again
+                _log.exception("a step in the background failed")
+                has_more = False
             with self._changed:
                 self._is_woken = self._is_woken or has_more
                 self._changed.notify_all()
@@ -65,11 +69,4 @@ class BackgroundWorker:
                 return True
             self._thread = None
             self._changed.notify_all()
-            return False
-
-    def _step(self) -> bool:
-        try:
-            return self._work(_STEP)
-        except Exception:  # noqa: BLE001 - no caller could handle it; the next search tries again
-            _log.exception("a step in the background failed")
             return False

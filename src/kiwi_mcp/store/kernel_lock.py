@@ -81,7 +81,7 @@ class KernelLock:
 
     def _home(self) -> str:
         """Return the name of the folder, which the first kernel gives it."""
-        if (known := self._home_if_any()) is not None:
+        if known := self._home_if_any():
             return known
         draft = self._folder / f".{_HOME}-{token_hex(8)}"
         draft.write_text(token_hex(16))

@@ -56,13 +56,15 @@ class McpDefinitions:
         """Return the mark of every server and the path of its manifest: the same ones as long as nothing changed."""
         stamp = self.database.stamp()
         if self._seen is None or self._seen[0] != stamp:
-            rows = self.database.read("select space, server, mark, path from mcp_servers where actor = ?", self._own)
+            rows = self.database.read(
+                "select space, server, mark, path from mcp_servers where actor = ?", (self._actor,)
+            )
             self._seen = (stamp, {ServerKey(str(r[0]), str(r[1])): (str(r[2]), str(r[3])) for r in rows})
         return self._seen[1]
 
     def servers(self) -> Sequence[ServerRecord]:
         """Return every server."""
-        rows = self.database.read(f"{_SERVERS} where actor = ? order by space, server", self._own)
+        rows = self.database.read(f"{_SERVERS} where actor = ? order by space, server", (self._actor,))
         return tuple(map(_server, rows))
 
     def find(self, key: ServerKey) -> ServerRecord | None:
@@ -89,7 +91,7 @@ class McpDefinitions:
     def sizes(self) -> Mapping[ServerKey, int]:
         """Return how many things each server offers or once did."""
         statement = "select space, server, count(*) from mcp_definitions where actor = ? group by space, server"
-        rows = self.database.read(statement, self._own)
+        rows = self.database.read(statement, (self._actor,))
         return {ServerKey(str(space), str(server)): int(str(count)) for space, server, count in rows}
 
     def first(self, key: ServerKey, count: int) -> Sequence[Definition]:
@@ -122,10 +124,6 @@ class McpDefinitions:
         """Forget a server and all that it offers, and say whether it was known."""
         with self.database.transaction() as transaction:
             return transaction.write(f"delete from mcp_servers where {_IS}", (self._actor, *key)) > 0  # noqa: S608 - as above
-
-    @property
-    def _own(self) -> tuple[Value, ...]:
-        return (self._actor,)
 
     def _write_server(self, transaction: Transaction, server: ServerRecord) -> None:
         cells = {name: getattr(server, name) for name in _SERVER}

@@ -108,11 +108,7 @@ class Receipts:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-
-    @property
-    def url(self) -> str:
-        """Where they are, without any password."""
-        return self._database.url
+        self.url = database.url
 
     def begin(self, receipt: Receipt, kernel: str) -> None:
         """Store that a call starts which leaves no run; `finish` writes its receipt."""

@@ -174,10 +174,7 @@ VERBS: tuple[VerbFamily, ...] = (
     ),
     VerbFamily(
         name="registry",
-        verbs={
-            **dict.fromkeys(("show", "add", "remove", "push", "pull"), "registry.remotes"),
-            "move": "registry.move",
-        },
+        verbs=dict.fromkeys(("show", "add", "remove", "push", "pull", "move"), "registry.remotes"),
         description="Move the store; push versions to another registry, pull from one, add one, show which are known.",
         is_read_only=False,
     ),

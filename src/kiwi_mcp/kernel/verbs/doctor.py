@@ -49,8 +49,8 @@ from kiwi_mcp.policy.secret_access import held, vault_folder
 from kiwi_mcp.primitives.process.spawn import search_path
 from kiwi_mcp.primitives.secrets.key_storage import SEALS, has_keyring, sealed_by
 from kiwi_mcp.primitives.secrets.reveal import Variables
+from kiwi_mcp.sandbox.backend import BackendReport, choose
 from kiwi_mcp.sandbox.levels import floor
-from kiwi_mcp.sandbox.self_test import BackendReport, choose
 from kiwi_mcp.search.encoder import encoder_state
 
 _COMMON = (

@@ -1,10 +1,12 @@
-"""Substitution of `${NAME}` by secret values, at the last moment."""
+"""Where variables come from, `.env` files among them, and the substitution of `${NAME}` by their values."""
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
+from errno import ENXIO
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NoReturn, TypeAlias
@@ -12,11 +14,10 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-from kiwi_mcp.domain.errors import VariableMissing
+from kiwi_mcp.domain.errors import InvalidRequest, TooLarge, VariableMissing
 from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.secret import Secret
-from kiwi_mcp.primitives.secrets import variables
 
 SecretForm: TypeAlias = Literal["header", "env", "any"]
 """Where a value may be put: into headers of requests, into the environment of processes, or anywhere."""
@@ -184,5 +185,62 @@ def _places(project: Path, user: Path, environ: Mapping[str, str] | None) -> Ite
         # A project may be untrusted: a link in it must not make another file's lines into variables.
         if path.is_symlink() and not path.resolve().is_relative_to(project.resolve()):
             continue
-        yield str(path), variables.read(path)
-    yield str(user / ".env"), variables.read(user / ".env")
+        yield str(path), read_env_file(path)
+    yield str(user / ".env"), read_env_file(user / ".env")
+
+
+ENV_FILE_LIMIT = 1_000_000
+"""The most bytes an `.env` file may have."""
+_VARIABLE = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def read_env_file(path: Path) -> Mapping[str, str]:
+    """Return the variables of a file; none where there is no such file."""
+    try:
+        # Without blocking, so that a FIFO of this name cannot hold Kiwi up.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as fault:
+        if fault.errno == ENXIO:  # a socket: the placeholder that keeps the name free while a sandbox is running
+            return {}
+        raise _unreadable(path, fault.strerror or "unknown fault") from fault
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise _unreadable(path, "it is not a regular file")
+        data = os.read(descriptor, ENV_FILE_LIMIT + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) > ENV_FILE_LIMIT:
+        raise TooLarge(f"{path.name} in {path.parent}", size=max(status.st_size, len(data)), limit=ENV_FILE_LIMIT)
+    try:
+        return parse_env(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as fault:
+        raise _unreadable(path, "it is not UTF-8") from fault
+
+
+def parse_env(text: str) -> Mapping[str, str]:
+    """Return the variables of a text; the last line of a name wins, and lines that are no assignment are skipped."""
+    found: dict[str, str] = {}
+    for line in re.split(r"\r\n|\r|\n", text):
+        name, assigned, value = line.strip().removeprefix("export ").partition("=")
+        if assigned and _VARIABLE.fullmatch(name.strip()):
+            found[name.strip()] = _assigned(value.strip())
+    return found
+
+
+def _assigned(text: str) -> str:
+    if text[:1] in {'"', "'"}:
+        return text[1:].partition(text[0])[0]
+    if text.startswith("#"):
+        return ""
+    return re.split(r"\s#", text, maxsplit=1)[0].rstrip()
+
+
+def _unreadable(path: Path, reason: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{path} cannot be read: {reason}.",
+        suggestion="Make it a UTF-8 text file that you can read, or move it away.",
+        path=str(path),
+    )

@@ -33,7 +33,6 @@ from kiwi_mcp.domain.registry import (
     Pin,
     PublishResult,
     RegistryEvent,
-    Release,
     StatusNote,
     VersionName,
     closure_below,
@@ -193,25 +192,21 @@ def _draft(release: CheckedRelease) -> VersionDraft | list[Issue]:
         manifest.encode()
     except (ValueError, TypeError, RecursionError, StopIteration):
         issues.append(Issue("manifest", "it cannot be read", _AGAIN))
-    issues += _manifest_faults(release, manifest, text)
+    # PostgreSQL keeps a NUL in no text, be it escaped.
+    if ("\\u0000" in manifest and _NUL.search(manifest)) or (text is not None and "\0" in text):
+        issues.append(Issue("manifest", "it holds a NUL", "Write it as plain text."))
+    tool_type = as_text(release.manifest.get("tool_type"))
+    if _TYPE.fullmatch(tool_type) is None:
+        issues.append(Issue("manifest.tool_type", "it names no type", _AGAIN))
+    if release.is_official and release.name.namespace != BUILTIN_NAMESPACE:
+        issues.append(Issue("is_official", f"nothing in {release.name.namespace[:64]!r} is official", _AGAIN))
+    if not is_stated(release):
+        issues.append(Issue("statement", "its file with the manifest is not the one that was stated", _AGAIN))
     version = Version.parse(release.name.version)
     if issues or version is None:
         return [Issue(f"{release.name}: {one.place}"[:400], one.reason, one.fix) for one in issues]
-    tool_type = as_text(release.manifest.get("tool_type"))
     order_of = (version.key, bool(version.pre))
     return VersionDraft(release, release.name, release.executor, release.digest, *order_of, tool_type, manifest, text)
-
-
-def _manifest_faults(release: Release, manifest: str, text: str | None) -> Iterator[Issue]:
-    # PostgreSQL keeps a NUL in no text, be it escaped.
-    if ("\\u0000" in manifest and _NUL.search(manifest)) or (text is not None and "\0" in text):
-        yield Issue("manifest", "it holds a NUL", "Write it as plain text.")
-    if _TYPE.fullmatch(as_text(release.manifest.get("tool_type"))) is None:
-        yield Issue("manifest.tool_type", "it names no type", _AGAIN)
-    if release.is_official and release.name.namespace != BUILTIN_NAMESPACE:
-        yield Issue("is_official", f"nothing in {release.name.namespace[:64]!r} is official", _AGAIN)
-    if not is_stated(release):
-        yield Issue("statement", "its file with the manifest is not the one that was stated", _AGAIN)
 
 
 _TOOL_COLUMNS = (
@@ -447,14 +442,6 @@ class StatusRow(Struct, frozen=True):
     closure: str
 
 
-def set_status(
-    database: Database, sight: VisibilityFilter, names: Sequence[VersionName], op: StatusOp, *, reason: str, at: str
-) -> None:
-    """Set or clear a status of versions. Versions that already have it stay as they are."""
-    with database.transaction() as transaction:
-        _set_status(transaction, database, sight, names, op, reason=reason, at=at)
-
-
 def apply_visibilities(
     transaction: Transaction, sight: VisibilityFilter, events: Sequence[RegistryEvent]
 ) -> Sequence[RegistryEvent]:
@@ -480,10 +467,10 @@ def replay_status(
                 for name in names:
                     _set_visibility(transaction, sight, name, reason)
             case "yank" | "unyank" | "deprecate" | "undeprecate":
-                _set_status(transaction, database, sight, names, op, reason=reason, at=at)
+                set_status(transaction, database, sight, names, op, reason=reason, at=at)
 
 
-def _set_status(
+def set_status(
     transaction: Transaction,
     database: Database,
     sight: VisibilityFilter,
@@ -493,6 +480,7 @@ def _set_status(
     reason: str,
     at: str,
 ) -> None:
+    """Set or clear a status of versions. Versions that already have it stay as they are."""
     if op not in _SET:
         raise InvalidRequest(f"{str(op)[:64]!r} cannot be done to a version.", suggestion=f"Use {', '.join(_SET)}.")
     _refuse_issues([*bad_text(reason, "reason"), *bad_time(at, "at")])

@@ -80,21 +80,12 @@ class Registry:
     """What a store holds, for one actor; it may be used from several threads."""
 
     def __init__(self, database: Database, actor: Actor) -> None:
-        self._database = database
+        self.actor = actor
+        self.database = self._database = database
         self._sight = sight = VisibilityFilter(actor)
         self._seen_head: tuple[int, int] | None = None
         self._private: tuple[int, list[tuple[str, str]]] | None = None
         self._resolve = filled(filled(_CHAIN, top=_TOP), limit=str(MAX_LINKS), sees=sight.named)
-
-    @property
-    def actor(self) -> Actor:
-        """The actor that uses this registry."""
-        return self._sight.actor
-
-    @property
-    def database(self) -> Database:
-        """The database with the versions."""
-        return self._database
 
     def count(self) -> int:
         """Return how many versions the store holds that lists may show to the actor."""
@@ -183,7 +174,12 @@ class Registry:
         if not is_id(version_id):
             _nothing(version_id)
         rows = self._database.read(self._resolve, (version_id, *self._sight.members, *self._sight.members))
-        return _chain(rows) if rows else _nothing(version_id)
+        if not rows:
+            _nothing(version_id)
+        links = tuple(map(ChainRow._make, cast("Sequence[tuple[str, ...]]", rows)))
+        if len(links) != links[0].depth:  # a link is not there for this actor
+            raise MissingLink(links[0].executor_ref or "", chain=[links[0].tool_id])
+        return links
 
     def read(self, version_ids: Sequence[str]) -> tuple[CheckedRelease, ...]:
         """Return versions with all of their bytes, after checking every hash."""
@@ -202,7 +198,8 @@ class Registry:
         self, names: Sequence[VersionName], op: StatusOp, reason: str = "", at: str = ""
     ) -> tuple[VersionInfo, ...]:
         """Yank or deprecate versions, or take it back, and return them with their new status."""
-        publish.set_status(self._database, self._sight, names, op, reason=reason, at=at)
+        with self._database.transaction() as transaction:
+            publish.set_status(transaction, self._database, self._sight, names, op, reason=reason, at=at)
         by_name = {one.name: one for name in {*names} for one in self.named(name.tool_id, name.namespace)}
         return tuple(by_name[name] for name in names)
 
@@ -258,13 +255,6 @@ class Registry:
             where = f"v.id in ({placeholders(some)}) and {self._sight.named}"
             found |= {one.id: one for one in self._listed(where, (*some, *self._sight.members), BY_VERSION)}
         return [found.get(id_) or _nothing(id_) for id_ in version_ids]
-
-
-def _chain(rows: Sequence[Sequence[Value]]) -> tuple[ChainRow, ...]:
-    links = tuple(map(ChainRow._make, cast("Sequence[tuple[str, ...]]", rows)))
-    if len(links) != links[0].depth:  # a link is not there for this actor
-        raise MissingLink(links[0].executor_ref or "", chain=[links[0].tool_id])
-    return links
 
 
 def _nothing(version_id: str) -> NoReturn:

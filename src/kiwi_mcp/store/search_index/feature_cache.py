@@ -52,12 +52,8 @@ class FeatureCache:
         self._today = today
         self._used: set[bytes] = set()
         self._maintained = -inf
-        self._fault: KiwiError | None = None
-
-    @property
-    def fault(self) -> KiwiError | None:
+        self.fault: KiwiError | None = None
         """The error of the last use, if it failed."""
-        return self._fault
 
     def read(self, digests: Sequence[bytes]) -> Mapping[bytes, CardFeatures]:
         """Return the features with some digests; unknown digests are left out."""
@@ -117,6 +113,6 @@ class FeatureCache:
         try:
             with within(_TIMEOUT):
                 yield
-            self._fault = None
+            self.fault = None
         except KiwiError as fault:
-            self._fault = fault
+            self.fault = fault

@@ -1,10 +1,11 @@
-"""registry show, and registry remote add, remove, push, pull: registries elsewhere."""
+"""registry show and move, and registry remote add, remove, push, pull: this store, and registries elsewhere."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import Annotated
+from contextlib import closing, nullcontext
+from typing import Annotated, Any
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -13,7 +14,8 @@ from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.registry import Cursor, VersionName
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.remotes import absolute_address, add_remote, open_remote, open_source, remove_remote
-from kiwi_mcp.kernel.settings import RemoteSettings
+from kiwi_mcp.kernel.settings import FILE_NAME, RemoteSettings, registry_settings
+from kiwi_mcp.kernel.store import Store, last_url, note_url
 from kiwi_mcp.kernel.verb import (
     ANYONE,
     AUTHOR,
@@ -37,8 +39,10 @@ from kiwi_mcp.kernel.verbs.registry.versions import (
     store_path,
 )
 from kiwi_mcp.kernel.view import Data, Notice, ViewItem, warning_rows
+from kiwi_mcp.manifest.owner_yaml import rewrite_keys
 from kiwi_mcp.policy.admission import Admission, PullConsent
-from kiwi_mcp.store.open import masked
+from kiwi_mcp.store.move import copy_store
+from kiwi_mcp.store.open import connect_to, masked, open_database
 from kiwi_mcp.store.remote.port import LocalRegistry, RemoteRegistry
 from kiwi_mcp.store.remote.sync import SyncReport, copy, cursor_name, everything
 
@@ -331,3 +335,62 @@ def _response(
         acknowledged=[dict(one) for one in admission.acknowledgement] or UNSET if admission else UNSET,
         warnings=[*admission.warnings] or UNSET if admission else UNSET,
     )
+
+
+class MoveRequest(Request, frozen=True, kw_only=True):
+    """The new store."""
+
+    url: Annotated[LongText, Argument("`postgresql://user@host/database` or `sqlite:///absolute/path`.", "URL")]
+    empty: Annotated[bool, Option("Switch to it and copy nothing.")] = False
+
+
+class MoveResponse(Response, frozen=True, kw_only=True):
+    """Which store is used now, and which one was."""
+
+    action: str = "move"
+    status: str = "moved"
+    message: str
+    url: str
+    before: str
+    rows: int
+
+
+@verb("move", group="registry", access=OWNER, hint="Ask the owner to type `kiwi registry move URL`.", is_local=True)
+def move(request: MoveRequest, context: VerbContext) -> MoveResponse:
+    """Copy the store to another database, compare the copy, and use it from then on; the old one stays."""
+    store, url = context.services.store, request.url
+    if masked(url) != url:
+        raise InvalidRequest(
+            "The address holds a password, which other users of this machine can see.",
+            suggestion="Leave it out, and put it into `~/.pgpass` or the variable PGPASSWORD.",
+        )
+    used = registry_settings(store.user).url
+    before = used if used != url else last_url(store.user)
+    if before == url:
+        raise InvalidRequest(f"The store is {url} already.", suggestion="Name another database.")
+    if request.empty:
+        rows, done = 0, "nothing was copied"
+        _switch(store, url)
+    else:
+        rows = _copy(store, before, url)
+        done = f"{rows} rows were copied and compared"
+    message = f"The store is {url} now; {done}. {masked(before)} stays as it was."
+    return MoveResponse(message=message, url=url, before=masked(before), rows=rows)
+
+
+def _copy(store: Store, before: str, url: str) -> int:
+    is_used = registry_settings(store.user).url == before
+    opened = nullcontext(store.registry().database) if is_used else closing(connect_to(before))
+    with opened as source, closing(open_database(url)) as target:
+        return copy_store(source, target, lambda: _switch(store, url))
+
+
+def _switch(store: Store, url: str) -> None:
+    """Write into the owner's file which store is used from now on."""
+
+    def change(written: dict[str, Any]) -> None:
+        written["url"] = url
+
+    rewrite_keys(store.user / FILE_NAME, change, check=lambda: registry_settings(store.user))
+    note_url(store.user, url)
+    store.try_again()
