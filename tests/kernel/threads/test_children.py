@@ -9,7 +9,12 @@ import pytest
 from tests.kernel.threads.conftest import Agents
 from tests.plugins.scripted_model import ScriptedTurn, say, stall, use
 
+from kiwi_mcp.domain.calls import NO_CALLER
+from kiwi_mcp.domain.times import now_ms
+from kiwi_mcp.kernel.threads import runner as runner_module
+from kiwi_mcp.kernel.threads import wake
 from kiwi_mcp.kernel.threads.runner import ThreadRunner
+from kiwi_mcp.kernel.verbs import thread_tools
 from kiwi_mcp.store.threads import ThreadFilter
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("loopback")]
@@ -91,3 +96,32 @@ async def test_children_at_once_and_threads_of_a_tree_are_limited(
     refused = [one for one in found if one.get("code") == "budget_exceeded"]
     assert len(refused) == 6 - made
     assert f"`{named}`" in refused[0]["message"]
+
+
+async def test_a_wait_for_a_child_that_asks_ends_in_the_worker(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+    agents.directive("lead")
+    agents.directive("study")
+    await agents.sign("lead", "study")
+    agents.model.will_by_text(
+        {
+            "Look into one.": [say("Half. ") & use("ask", question="Which?")],
+            "Look into kiwis.": [spawn("one"), use("wait", timeout=3_600), say("Enough.")],
+        }
+    )
+    woken: list[object] = []
+    monkeypatch.setattr(wake, "start_worker", woken.append)
+    waiting = await agents.start("lead")
+    assert (waiting["waits_for"], woken) == ("child", [agents.user])
+    runner = agents.kernel._services.one(ThreadRunner)
+    due_at = runner.stores.threads.get(waiting["thread_id"]).wake_at
+    assert due_at > now_ms()
+    assert (await runner.due())[0] == []
+    for module in (runner_module, thread_tools):
+        monkeypatch.setattr(module, "now_ms", lambda: due_at)
+    ((thread, *_), _) = await runner.due()
+    assert thread.id == waiting["thread_id"]
+    await runner.run(thread.id, NO_CALLER)
+    done = await agents.read("thread", action="show", thread_id=thread.id)
+    assert (done["status"], done["result"]) == ("completed", "Enough.")
+    waited = (await results(agents, thread.id))[-1]
+    assert (waited["status"], waited["threads"][0]["result"]) == ("timeout", "Half. ")

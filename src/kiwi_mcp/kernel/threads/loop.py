@@ -239,6 +239,7 @@ async def _wait(work: ThreadWork, call: ToolCallPart, answer: Answer) -> WaitRea
         approval = as_text(error.details.get("approval_id"))
         await work.append(NewEvent("asked", {"waits_for": "approval", "call_id": call.id, "approval_id": approval}))
         return "approval"
+    await work.sync()  # a call of `wait` has noted when it ends
     return "child" if as_text(answer.content.get("waits_for")) == "child" else "question"
 
 

@@ -419,6 +419,8 @@ class ThreadRunner:
             await asyncio.shield(stores.do(partial(stores.threads.release, work.thread)))
             if work.thread.is_ended:
                 await asyncio.shield(self._cancel_children(work.thread))
+            elif work.thread.wake_at and not self.is_background:
+                wake.start_worker(self._services.user)  # it continues at that time, and this process may not be there
 
     async def _work(self, work: ThreadWork) -> Step:
         try:
