@@ -166,6 +166,7 @@ case "${1:-}" in
   --test)
     install_interpreters
     command -v bwrap >/dev/null || apt_install "Sandboxes need bubblewrap" bubblewrap
+    compgen -G '/usr/lib/*/faketime/libfaketime.so.1' >/dev/null || apt_install "The full tests move the clock" libfaketime
     install_others mcp .venv/mcp-servers
     install_others models .venv/models
     ;;

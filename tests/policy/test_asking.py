@@ -46,7 +46,7 @@ def a_rule(**words: object) -> ApprovalRule:
 def covered(
     rules: list[ApprovalRule], plan: Plan, touches: Effects, *, project: str = "/p", content: str = "d"
 ) -> ApprovalRule | None:
-    return matching_rule(rules, plan, touches, actor="ann", project=project, contents={content}, now=NOW)
+    return matching_rule(rules, plan, touches, actor="ann", project=project, contents={content}, scopes=(), now=NOW)
 
 
 @pytest.mark.parametrize(

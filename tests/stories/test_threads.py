@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -132,8 +133,8 @@ def test_only_one_worker_runs_for_a_home(terminal: Terminal) -> None:
     assert terminal.json("thread", "cancel", started["thread_id"])["status"] == "cancelled"
 
 
-@pytest.mark.usefixtures("sandbox")
-def test_an_approval_wakes_the_thread_that_waits_for_it(terminal: Terminal) -> None:
+def keep_note(terminal: Terminal) -> dict[str, Any]:
+    """Start a thread with a call that waits for approval, and return the thread."""
     folder = terminal.user / "tools" / "keep_note"
     folder.mkdir()
     manifest = {
@@ -147,14 +148,37 @@ def test_an_approval_wakes_the_thread_that_waits_for_it(terminal: Terminal) -> N
     terminal.model.will(use("execute", item_id="keep_note"), say("Kept."))
     waiting = terminal.json("thread", "start", "study", "--wait", code=6)
     assert (waiting["status"], waiting["waits_for"]) == ("waiting", "approval")
+    assert not (terminal.project / "note.txt").exists()
+    return waiting
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_an_approval_wakes_the_thread_that_waits_for_it(terminal: Terminal) -> None:
+    waiting = keep_note(terminal)
     (approval,) = waiting["approvals"]
     for words in (["approvals", "list"], ["approvals"]):
         assert [asked["approval_id"] for asked in terminal.json(*words)["approvals"]] == [approval]
-    assert not (terminal.project / "note.txt").exists()
     terminal.run("approvals", "approve", approval)
     done = terminal.json("thread", "watch", waiting["thread_id"])
     assert (done["status"], done["result"]) == ("completed", "Kept.")
     assert (terminal.project / "note.txt").read_text() == "once\n"
+    assert terminal.worker_has_ended()
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_a_call_runs_once_that_is_approved_three_days_after_all_processes_ended(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = keep_note(terminal)
+    (library,) = {*Path("/usr/lib").glob("*/faketime/libfaketime.so.1")}  # `scripts/setup.sh --test` installs it
+    for name, value in {"LD_PRELOAD": str(library), "FAKETIME": "+3d"}.items():
+        monkeypatch.setenv(name, value)
+    terminal.run("approvals", "approve", *waiting["approvals"])
+    done = terminal.json("thread", "watch", waiting["thread_id"])
+    assert (done["status"], done["result"]) == ("completed", "Kept.")
+    assert (terminal.project / "note.txt").read_text() == "once\n"
+    days = datetime.fromisoformat(done["ended_at"]) - datetime.fromisoformat(done["started_at"])
+    assert days > timedelta(days=3)
     assert terminal.worker_has_ended()
 
 

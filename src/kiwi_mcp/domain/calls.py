@@ -13,6 +13,7 @@ from kiwi_mcp.domain.grants import Grant
 from kiwi_mcp.domain.items import ItemType
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.outcome import Outcome, Report, silent
+from kiwi_mcp.domain.records import LIFETIME_MS
 from kiwi_mcp.domain.registry import Actor
 from kiwi_mcp.domain.threads import ThreadObserver, unobserved
 
@@ -40,6 +41,14 @@ class CallOrigin(Struct, frozen=True):
     thread: str = ""
     key: str = ""
     depth: int = 0
+    repeats: str = ""
+    """The run that this call repeats, because its process died before it ended."""
+    path: str = ""
+    """The names of the threads from the root to this one."""
+    directive: str = ""
+    """The digest of its directive."""
+    lease: int = 0
+    """The lease of the process that runs it: with an older one nothing can be appended."""
 
 
 PERSON = CallOrigin()
@@ -72,8 +81,11 @@ class Served(Struct, frozen=True):
 class CallJournal(Protocol):
     """Notes the beginning and the end of one call of a thread; `transaction` is that of the store."""
 
-    def began(self, transaction: object, run_id: str) -> None:
+    def began(self, transaction: object, run_id: str, effect: str) -> None:
         """Note that the call begins; raises where another process has taken the thread."""
+
+    def confirm(self) -> None:
+        """Raise if this process was stopped since the call began, and another one has taken the thread."""
 
     def ended(self, transaction: object, run_id: str, outcome: Outcome, response: JsonObject) -> None:
         """Note what came of it; `response` has the result as it is shown."""
@@ -166,6 +178,8 @@ class Caller(Struct, frozen=True):
     """Grants that narrow the rights of the principal: those of the directives of a thread and of its parents."""
     journal: CallJournal | None = None
     """Where a thread notes how its call begins and ends, in the transaction that records the run."""
+    answer_ms: int = LIFETIME_MS
+    """For how long its questions wait for the owner."""
     checkpoint: str = ""
     """When runs that change files get a checkpoint, overriding their items: `auto` or `disabled`, of a directive."""
 

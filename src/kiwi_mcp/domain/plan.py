@@ -11,6 +11,9 @@ from msgspec import Struct, field
 from kiwi_mcp.domain.isolation import SandboxProfile
 from kiwi_mcp.domain.json import Json, JsonObject
 
+REPEATABLE = ("pure", "idempotent")
+"""The effects of calls that may run again after a process died in them."""
+
 
 class ProcessSpec(Struct, frozen=True):
     """One process to start. `argv` never holds a secret; `env` values may hold `${NAME}`."""
@@ -61,6 +64,8 @@ class HttpSpec(Struct, frozen=True):
     max_bytes: int = 16_000_000
     max_redirects: int = 5
     retry: Retry = Retry()
+    is_repeatable: bool = True
+    """Whether it may be sent again although it may have been done; without that, only what was surely not done is."""
     stream: Literal["", "sse", "lines", "websocket"] = ""
     max_events: int = 1_000
     idle: float = 60.0

@@ -152,6 +152,8 @@ class ApprovalRule(Struct, frozen=True):
     """The project; empty for every project. A rule for project items always names one."""
     digest: str = ""
     """The digest of the content that it covers, limited to the named effects; empty for any content."""
+    scope: str = ""
+    """The one thread that it is for (`thread:ID`), or the directive with this content (`directive:DIGEST`)."""
 
     def to_json(self) -> JsonObject:
         """Return the rule as it is shown, without fields that are not set."""
@@ -160,6 +162,7 @@ class ApprovalRule(Struct, frozen=True):
             "item": self.item,
             "project": self.project,
             "digest": self.digest,
+            "scope": self.scope,
             "actor": self.actor,
             "paths": list(self.paths),
             "hosts": list(self.hosts),

@@ -43,6 +43,8 @@ class ThreadLimits(Struct, frozen=True):
     """How many of its children may run or wait at the same time."""
     threads: int = 20
     """How many children there may be in the whole tree, those that have ended among them."""
+    answer_seconds: int = 604_800
+    """For how long a question to the owner waits."""
     on_exceeded: Literal["stop", "warn", "escalate"] = "stop"
 
 

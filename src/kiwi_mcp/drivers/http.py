@@ -18,7 +18,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.outcome import Outcome, Progress, Report
-from kiwi_mcp.domain.plan import HttpSpec, Plan, Retry
+from kiwi_mcp.domain.plan import REPEATABLE, HttpSpec, Plan, Retry
 from kiwi_mcp.drivers.driver import Dispatch
 from kiwi_mcp.drivers.output import NotJsonOutput, parse
 from kiwi_mcp.manifest.templates import (
@@ -83,7 +83,7 @@ def _count(value: Json) -> int:
     return total
 
 
-_FIRST_FAILURE = 400
+_FIRST_FAILURE, _KEY = 400, "Idempotency-Key"
 _HINTS = {
     401: "The service does not accept the credentials: look at the variables the tool uses (`why`).",
     403: "The service refuses these credentials for this request.",
@@ -115,12 +115,12 @@ class Http:
     ) -> Outcome:
         """Send the request and give its reply as a result."""
         assert isinstance(plan.spec, HttpSpec)  # noqa: S101 - bind above makes no other
-        ledger = TrafficLog()
+        ledger, spec = TrafficLog(), _with_key(plan.spec, caller)
         try:
-            if plan.spec.stream:
-                received = await _collect(plan.spec, secrets, caller.report, ledger)
+            if spec.stream:
+                received = await _collect(spec, secrets, caller.report, ledger)
                 return Outcome("success", result=received, sent=ledger.to_json())
-            reply = await client.send(plan.spec, secrets=secrets, report=caller.report, ledger=ledger)
+            reply = await client.send(spec, secrets=secrets, report=caller.report, ledger=ledger)
         except KiwiError as error:
             if error.details.get("cause") == "timeout":
                 sent, response = ledger.to_json(), error.details
@@ -129,6 +129,16 @@ class Http:
                 )
             raise
         return replace(_outcome(reply, as_text(plan.facts.get("response_transform"))), sent=ledger.to_json())
+
+
+def _with_key(spec: HttpSpec, caller: Caller) -> HttpSpec:
+    """Return the request of a thread's call with the key that is the same whenever the call is repeated."""
+    if caller.journal is None:
+        return spec
+    caller.journal.confirm()
+    if any(name.lower() == _KEY.lower() for name in spec.headers):
+        return spec
+    return replace(spec, headers={**spec.headers, _KEY: caller.origin.key})
 
 
 async def _collect(spec: HttpSpec, secrets: Mapping[str, str], report: Report, ledger: TrafficLog) -> Json:
@@ -202,18 +212,19 @@ def bind_request(chain: Chain, inputs: JsonObject) -> Plan:
     tool = chain.tool
     config = tool.manifest.config
     spec = _request(config, _values(tool.manifest.parameters, inputs))
+    effect = tool.manifest.effect or ("idempotent" if spec.method in _SAFE_METHODS else "at_most_once")
     sent: Json = [spec.url, dict(spec.headers), spec.body, list(spec.basic or ())]
     return Plan(
         identity=tool.identity,
         tool_digest=tool.digest,
         driver="http",
         chain=tuple((link.identity, link.digest) for link in chain.links),
-        spec=spec,
+        spec=replace(spec, is_repeatable=effect in REPEATABLE),
         inputs=inputs,
         variables=variables(sent),
         defaulted=defaulted(sent),
         facts={"response_transform": config.get("response_transform")},
-        effect=tool.manifest.effect or ("idempotent" if spec.method in _SAFE_METHODS else "at_most_once"),
+        effect=effect,
     )
 
 

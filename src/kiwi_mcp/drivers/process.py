@@ -151,7 +151,11 @@ class Process:
                 await make_build(Build.from_json(as_object(plan.facts["build"])), build, space, caller.report)
         except OSError as fault:
             raise _unwritable(space, fault) from fault
-        result = await sandbox.run(plan.spec, secrets=secrets, report=caller.report)
+        spec = plan.spec
+        if caller.journal is not None:  # a call of a thread: it has the same key whenever it is repeated
+            caller.journal.confirm()
+            spec = replace(spec, env={**spec.env, "KIWI_IDEMPOTENCY_KEY": caller.origin.key})
+        result = await sandbox.run(spec, secrets=secrets, report=caller.report)
         homes = {tool_files: str(chain.tool.origin.root), runtime_files: str(chain.executor.origin.root)}
         outcome = outcome_of(chain.tool.id, frame.words.result_from, homes, plan.spec, result)
         if outcome.status == "error" and sandbox.profile.level in {"sandboxed", "restricted"}:

@@ -97,9 +97,9 @@ def _parameter_lines(inputs: JsonObject) -> Iterator[str]:
             yield f"{INPUT_MARK}{line}"
 
 
-ALWAYS = ("none", "this tool", "this server")
-"""What a yes may be from now on: for the tool as it is, where it is, as long as it touches no more than now, or so for
-every tool of its MCP server."""
+ALWAYS = ("none", "this tool", "this server", "this thread", "this directive")
+"""What a yes may be from now on: for the tool as it is, where it is, as long as it touches no more than now; or so for
+every tool of its MCP server; or for the tool in calls of this thread, or of threads of this directive as it is."""
 _HASH = lazy_pattern(r", sha256 [0-9a-f]{64}\)")
 """What a cut value ends with; a person has no use for it."""
 _MIXED = lazy_pattern(r"[A-Za-z][\u0370-\u052f]|[\u0370-\u052f][A-Za-z]")
@@ -164,6 +164,7 @@ def in_words(plan: Plan, chain: Chain, asked: Approval, doubt: str = "", way: st
     tool = chain.tool
     vouched = ", ".join(dict.fromkeys(filter(None, (tool.integrity, tool.trust))))
     profile, inputs = plan.profile, as_object(asked.plan.get("inputs"))
+    thread = as_object(asked.plan.get("thread"))
     lines = [
         f"{_word(tool.id)} needs your approval. It:",
         *(f"  - {_word(reason)}" for reason in asked.reasons),
@@ -177,6 +178,7 @@ def in_words(plan: Plan, chain: Chain, asked: Approval, doubt: str = "", way: st
         *_parameter_lines(inputs),
         f"project: {_word(asked.project)}",
         f"asked by: {_word(asked.actor)}{f' ({_word(way)})' if way else ''}",
+        *([f"thread: {_word(as_text(thread['path']))} ({thread['thread_id']})"] if thread else []),
         *([f"careful: {doubt}"] if doubt else []),
         *code_in_words(asked.plan.get("code")),
         *(_difference(plan.spec.diff) if isinstance(plan.spec, ChangeSpec) else ()),
@@ -193,8 +195,9 @@ def _difference(diff: str) -> Iterator[str]:
 
 
 def answers_of(asked: Approval) -> tuple[str, ...]:
-    """Return what a yes to a question may be from now on: for a server only if one offers the tool."""
-    return ALWAYS if "server" in asked.plan else ALWAYS[:2]
+    """Return what a yes to a question may be from now on: only what fits its call."""
+    server = ALWAYS[2:3] if "server" in asked.plan else ()
+    return (*ALWAYS[:2], *server, *(ALWAYS[3:] if "thread" in asked.plan else ()))
 
 
 def question_of(asked: Approval) -> Question:

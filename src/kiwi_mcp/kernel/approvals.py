@@ -10,15 +10,23 @@ from glob import escape
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kiwi_mcp.domain.calls import Caller, no_answers
+from kiwi_mcp.domain.calls import Caller, CallOrigin, no_answers
 from kiwi_mcp.domain.errors import ApprovalRequired, Conflict, Denied, InvalidRequest, Unanswered
 from kiwi_mcp.domain.isolation import Provenance
 from kiwi_mcp.domain.items import Chain, Tool
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.domain.plan import ChangeSpec, Plan, ReadSpec
-from kiwi_mcp.domain.records import LIFETIME_MS, Approval, ApprovalRule, ApprovedBy, Effects
+from kiwi_mcp.domain.records import Approval, ApprovalRule, ApprovedBy, Effects
 from kiwi_mcp.domain.times import iso, now_ms
-from kiwi_mcp.kernel.approval_question import ALWAYS, code_of, in_words, is_keepable, question_of, shown_plan
+from kiwi_mcp.kernel.approval_question import (
+    ALWAYS,
+    answers_of,
+    code_of,
+    in_words,
+    is_keepable,
+    question_of,
+    shown_plan,
+)
 from kiwi_mcp.kernel.context import Context
 from kiwi_mcp.kernel.provenance import chain_digest
 from kiwi_mcp.kernel.recorder import Run
@@ -126,6 +134,7 @@ class ApprovalGate(Struct, frozen=True):
             actor=self.context.caller.name or approvals.owner,
             project=str(self.context.catalog.space.project),
             contents=_contents(chain) if any(rule.digest for rule in rules) else frozenset(),
+            scopes=scopes_of(self.context.caller.origin).values(),
             now=now_ms(),
         )
 
@@ -137,7 +146,7 @@ class ApprovalGate(Struct, frozen=True):
         if rule := self._rule(run.plan, run.chain, need):
             return ApprovedBy(rule_id=rule.id)
         asked = self._question(run, need)
-        if used := self._take(asked, run.id):
+        if used := self._take(asked, run):
             return used
         approvals = self._approvals()
         caller, surface = self.context.caller, self.context.services.surface
@@ -152,8 +161,11 @@ class ApprovalGate(Struct, frozen=True):
         way = f"{surface}, client {caller.client}" if caller.client else surface
         return approvals.ask(replace(asked, preview=in_words(run.plan, run.chain, asked, doubt, way)))
 
-    def _take(self, asked: Approval, run_id: str) -> ApprovedBy | None:
-        used = self._approvals().take(replace(asked, created_at=now_ms()), run_id)
+    def _take(self, asked: Approval, run: Run) -> ApprovedBy | None:
+        approvals, now, repeated = self._approvals(), replace(asked, created_at=now_ms()), run.call.origin.repeats
+        used = approvals.take(now, run.id)
+        if used is None and repeated:
+            used = approvals.take_again(now, run.id, repeated)
         return ApprovedBy(approval_id=used.id) if used else None
 
     def _question(self, run: Run, need: ApprovalNeed) -> Approval:
@@ -165,10 +177,10 @@ class ApprovalGate(Struct, frozen=True):
             project=str(call.space.project),
             identity=run.plan.identity,
             reasons=need.reasons,
-            plan={**shown_plan(run.plan, _secrets(run)), **_server(run.chain)},
+            plan={**shown_plan(run.plan, _secrets(run)), **_server(run.chain), **_thread(call.origin)},
             preview="",
             created_at=now,
-            expires_at=now + LIFETIME_MS,
+            expires_at=now + self.context.caller.answer_ms,
             touched=need.touches,
             first_runs=need.first_runs,
             content=chain_digest(run.chain),
@@ -245,14 +257,17 @@ def rule_from(asked: Approval, owner: str, always: str) -> ApprovalRule:
     """Return the rule that answers a question from now on: for its tool as it is, and for no more than it touches.
 
     After an edit of the tool, the question is asked again. The same applies to a tool of that name in another project.
-    For `this server` it is every tool of the server, as long as the server itself is as it is.
+    For `this server` it is every tool of the server, as long as the server itself is as it is. For `this thread` and
+    `this directive` it is for calls of that thread, or of threads of that directive as long as it is as it is.
     """
     now = now_ms()
-    server = as_object(asked.plan.get("server"))
-    if always == ALWAYS[2] and not server:
+    if always not in (fitting := answers_of(asked)):
+        why = "is not a tool of an MCP server" if always == ALWAYS[2] else "was not called by a thread"
         raise InvalidRequest(
-            f"{asked.identity} is not a tool of an MCP server.", suggestion=f"Answer `{ALWAYS[1]}`, or once."
+            f"{asked.identity} {why}.",
+            suggestion=f"Answer once, or {', '.join(f'`{one}`' for one in fitting[1:])}.",
         )
+    server, thread = as_object(asked.plan.get("server")), as_object(asked.plan.get("thread"))
     is_server = always == ALWAYS[2]
     return ApprovalRule(
         id=new_run(now)[0],
@@ -264,7 +279,20 @@ def rule_from(asked: Approval, owner: str, always: str) -> ApprovalRule:
         hosts=asked.touched.sends,
         project=asked.project if is_of_project(asked.identity) else "",
         digest=as_text(server["digest"]) if is_server else asked.content,
+        scope=as_text(as_object(thread.get("scopes")).get(always)),
     )
+
+
+def scopes_of(origin: CallOrigin) -> dict[str, str]:
+    """Return the scopes of rules that a call of a thread can have, by the answer that makes such a rule."""
+    return {ALWAYS[3]: f"thread:{origin.thread}", ALWAYS[4]: f"directive:{origin.directive}"} if origin.thread else {}
+
+
+def _thread(origin: CallOrigin) -> JsonObject:
+    """Return the thread that makes a call, for the question about it and for an answer about more of its calls."""
+    if not origin.thread:
+        return {}
+    return {"thread": {"thread_id": origin.thread, "path": origin.path, "scopes": {**scopes_of(origin)}}}
 
 
 def _contents(chain: Chain) -> frozenset[str]:

@@ -33,7 +33,7 @@ from kiwi_mcp.kernel.permission import client_requests, reaching
 from kiwi_mcp.kernel.prepared import Prepared, plan_digest
 from kiwi_mcp.kernel.recorder import CallRecord, Run
 from kiwi_mcp.manifest.parameters import accept
-from kiwi_mcp.policy.approval_rules import returns_untrusted_text
+from kiwi_mcp.policy.approval_rules import hinted_effect, returns_untrusted_text
 from kiwi_mcp.policy.authorize import failed_condition, permit, rates_of, use_verdicts, verify
 from kiwi_mcp.policy.isolation import Judge, isolate, names_code
 from kiwi_mcp.policy.policy_files import owner_policy
@@ -147,6 +147,7 @@ def bind_plan(run: Run, prepared: Prepared, inputs: JsonObject, context: Context
     if chain.server:
         judge = context.services.provenance.held
         plan = isolate(plan, chain, space, judge, prepared.rights, is_meant=prepared.is_accepted)
+        plan = replace(plan, effect=hinted_effect(plan, chain, is_accepted=prepared.is_accepted))
     elif isinstance(plan.spec, ProcessSpec):
         plan = prepared.isolated(plan, space)
     if prepared.is_accepted:

@@ -37,7 +37,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
 from kiwi_mcp.domain.outcome import Outcome
-from kiwi_mcp.domain.plan import Plan
+from kiwi_mcp.domain.plan import Plan, ReadSpec
 from kiwi_mcp.domain.records import ApprovedBy, AuditLevel, Effects, Receipt, ReceiptHead, RunRecord, RunStatus
 from kiwi_mcp.domain.times import iso
 from kiwi_mcp.kernel.checkpoints.checkpoint import Guard
@@ -49,7 +49,7 @@ from kiwi_mcp.kernel.verbs import BY_NAME
 from kiwi_mcp.manifest.names import short
 from kiwi_mcp.manifest.owner_file import changing
 from kiwi_mcp.manifest.signatures import canonical
-from kiwi_mcp.policy.approval_rules import effects_of
+from kiwi_mcp.policy.approval_rules import effect_of, effects_of
 from kiwi_mcp.primitives.process.spawn import completed
 from kiwi_mcp.primitives.secrets.key_storage import Mac
 from kiwi_mcp.primitives.secrets.redaction import redact
@@ -558,11 +558,14 @@ class Run:
         return (*self.prepared.warnings, *self.plan.warnings, *unsaved, *found, *self._faults)
 
     async def begin(self) -> None:
-        """Store a run that changes or sends something as `started`; nothing starts where that cannot be done.
+        """Store a run that changes or sends something, and every run of a thread, as `started`.
+
+        Nothing starts where that cannot be done.
 
         The tool's clock starts here: the time that the owner took to answer is not the tool's.
         """
-        if effects_of(self.plan, self.chain) != Effects():
+        is_of_thread = self._journal is not None and not isinstance(self.plan.spec, ReadSpec)
+        if is_of_thread or effects_of(self.plan, self.chain) != Effects():
             await self._begin()
         self._began = time.monotonic()
 
@@ -576,7 +579,7 @@ class Run:
         try:
             kernel = self._recorder.kernel_lock.name()
             journal = self._journal
-            also = partial(_began, journal, self.id) if journal else None
+            also = partial(_began, journal, self) if journal else None
             if not self._runs.begin_now(run, receipt, kernel, also):
                 await completed(to_thread(self._runs.begin, run, receipt, kernel, also))
         except LeaseLost:
@@ -663,7 +666,7 @@ class Run:
             return run, None
         detail: JsonObject = self.approved_by.to_json() if self.approved_by else {}
         if self.call.origin.thread:
-            detail = {**detail, **asdict(self.call.origin)}
+            detail = {**detail, **{name: value for name, value in asdict(self.call.origin).items() if value}}
         if is_done and (self.outcome.sent or self.outcome.details.keys() & {"network", "quarantine"}):
             detail = {**detail, **_traces(self.outcome)}
         return run, self._record.of_run(run, self.secrets, outcome, detail)
@@ -701,8 +704,8 @@ class Run:
             rewrite(outputs_home(_home(self.call.space), self.call.space.user), kept, record)
 
 
-def _began(journal: CallJournal, run_id: str, transaction: Transaction) -> None:
-    journal.began(transaction, run_id)
+def _began(journal: CallJournal, run: Run, transaction: Transaction) -> None:
+    journal.began(transaction, run.id, effect_of(run.plan, run.chain))
 
 
 def _ended(journal: CallJournal, run: Run, transaction: Transaction) -> None:

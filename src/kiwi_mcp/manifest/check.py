@@ -14,7 +14,7 @@ from kiwi_mcp.domain.globs import is_plain
 from kiwi_mcp.domain.isolation import LEVELS
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import CLIENT_REQUESTS, NO_SOURCE, SOURCE_TRAITS, SUBPROCESS, WORDS, Manifest
-from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
 from kiwi_mcp.domain.mcp import TaskUse
 from kiwi_mcp.domain.names import Range, Version, is_namespace, is_safe_path, is_tool_id
 from kiwi_mcp.domain.patterns import lazy_pattern
@@ -224,6 +224,8 @@ def _universal(subject: _Subject) -> Iterator[Issue]:
     if manifest.effect and manifest.effect not in EFFECTS:
         fix = f"{did_you_mean(manifest.effect, EFFECTS)}Choose one of {', '.join(EFFECTS)}."
         yield Issue("effect", f"{manifest.effect!r} is not an effect", fix)
+    if "probe" in manifest.extra and not is_tool_id(text_of(manifest.extra["probe"])):
+        yield Issue("probe", "names no item", "Name a pure tool that takes `key` and `arguments` and returns `done`.")
     if "task" in manifest.extra and manifest.extra["task"] not in get_args(TaskUse):
         fix = "Choose auto (once it takes long), always, required (refused to clients without tasks) or never."
         yield Issue("task", "does not say when a call becomes a task", fix)

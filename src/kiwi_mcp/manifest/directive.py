@@ -34,6 +34,7 @@ _LIMITS: Mapping[str, str] = {
     **dict.fromkeys(("tool_calls", "max_tool_calls"), "tool_calls"),
     **dict.fromkeys(("children", "max_concurrent_children"), "children"),
     **dict.fromkeys(("threads", "max_threads"), "threads"),
+    "answer_seconds": "answer_seconds",
     "on_exceeded": "on_exceeded",
 }
 _EXCEEDED = ("stop", "warn", "escalate")

@@ -28,7 +28,7 @@ METADATA = {
     "author", "authors", "created_at", "updated_at", "capabilities", "license", "homepage", "repository", "subcategory",
     "namespace", "visibility", "changelog", "isolation", "examples", "deprecated", "annotations", "title", "extensions",
     "system_only", "scope_required", "signature", "documentation", "icon", "is_official", "is_builtin", "task",
-    "mime_type", "checkpoint", "needs",
+    "mime_type", "checkpoint", "needs", "probe",
 }  # fmt: skip
 """Words that belong to no type, and are kept as they were written."""
 

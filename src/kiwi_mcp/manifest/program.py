@@ -73,6 +73,7 @@ class DirectiveLimits(Struct, frozen=True):
     tool_calls: int | None = None
     children: int | None = None
     threads: int | None = None
+    answer_seconds: int | None = None
     on_exceeded: OnExceeded = "stop"
 
 

@@ -46,6 +46,34 @@ def effects_of(plan: Plan, chain: Chain) -> Effects:
     return Effects((ANYWHERE,) if is_changing else (), chain.needs.hosts)
 
 
+def effect_of(plan: Plan, chain: Chain) -> str:
+    """Return the effect that decides whether a call may run again after its process died.
+
+    A process that ends with its call, and whose sandbox lets it change and reach nothing, may.
+    """
+    profile = plan.profile
+    is_closed = profile is not None and profile.level not in _LAX and not (profile.writable or profile.hosts)
+    if is_closed and chain.server is None and not chain.tool.manifest.effect:
+        return "pure"
+    return plan.effect
+
+
+def hinted_effect(plan: Plan, chain: Chain, *, is_accepted: bool) -> str:
+    """Return the effect of a server's tool, by the hints of its accepted definition.
+
+    They count where the server's sandbox lets it change and reach nothing, or where the owner trusts them.
+    """
+    tool, server, profile = chain.tool, chain.executor, plan.profile
+    is_closed = profile is not None and profile.level not in _LAX and not (profile.writable or profile.hosts)
+    is_trusted = is_accepted and server.manifest.config.get("trust_hints") is True
+    if tool.manifest.effect or tool.integrity != "accepted" or not (is_closed or is_trusted):
+        return plan.effect
+    hints = as_object(tool.manifest.extra.get("annotations"))
+    if hints.get("readOnlyHint") is True:
+        return "pure"
+    return "idempotent" if hints.get("idempotentHint") is True else plan.effect
+
+
 def returns_untrusted_text(plan: Plan, chain: Chain) -> bool:
     """Whether the output of a plan is untrusted text: from a server, the network, or code without a trusted signer."""
     if isinstance(plan.spec, HttpSpec) or chain.traits[0].defined_by == "server":
@@ -97,13 +125,16 @@ def matching_rule(
     actor: str,
     project: str,
     contents: Collection[str],
+    scopes: Collection[str],
     now: int,
 ) -> ApprovalRule | None:
     """Return a rule that says yes to a plan in a project already, at a time in milliseconds.
 
-    `contents` are the digests of the content that it has: a rule with a digest needs one of them.
+    `contents` are the digests of the content that it has: a rule with a digest needs one of them. `scopes` are those of
+    its caller: a rule with a scope needs one of them.
     """
-    holding = (rule for rule in rules if _holds(rule, actor, project, contents, now))
+    scoped = (rule for rule in rules if not rule.scope or rule.scope in scopes)
+    holding = (rule for rule in scoped if _holds(rule, actor, project, contents, now))
     return next((rule for rule in holding if _covers(rule, plan, touches)), None)
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import ApprovalNotFound, ApprovalsWaiting, Conflict, Denied
 from kiwi_mcp.domain.json import Json, JsonObject
-from kiwi_mcp.domain.records import LIFETIME_MS, Approval, ApprovalRule, ApprovalStatus
+from kiwi_mcp.domain.records import Approval, ApprovalRule, ApprovalStatus
 from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, within
 from kiwi_mcp.store.runs import new_run
 from kiwi_mcp.store.sql import clean, id_range
@@ -45,7 +45,7 @@ _STRIP = "update approvals set plan = ?, preview = ?, request = ? where owner = 
 _INPUTS, _UNKEPT = "parameters:", "parameters: (not kept once a question is over)"
 INPUT_MARK = "  > "
 """What every line of a question begins with that shows parameters, so that no parameter can imitate the question."""
-_LASTING = ("identity", "digest", "driver", "chain", "jail", "effect", "variables", "left_out", "server")
+_LASTING = ("identity", "digest", "driver", "chain", "jail", "effect", "variables", "left_out", "server", "thread")
 """The words of a plan that are kept once its question is over: those that hold no parameter."""
 _PRUNE = """delete from approvals where id in (select id from approvals where owner = ? and created_at < ?
   and status not in ('pending', 'approved') order by created_at limit ?)"""
@@ -112,6 +112,14 @@ class Approvals:
                     return None
                 return replace(_stripped(found), status="used", run_id=run_id)
 
+    def take_again(self, plan: Approval, run_id: str, repeated: str) -> Approval | None:
+        """Hand an approval that a run has used on to the run that repeats it, because its process died."""
+        statement = "update approvals set run_id = ? where owner = ? and id = ? and status = 'used' and run_id = ?"
+        with within(_PATIENCE), self._database.transaction() as transaction:
+            found = self._of_plan(transaction, plan, "used", "and run_id = ?", (repeated,))
+            is_taken = found and transaction.write(statement, (run_id, self._owner, found.id, repeated))
+            return found if is_taken else None
+
     def accept(self, asked: Approval, run_id: str, *, by: str, how: str, now: int) -> Approval:
         """Store the owner's approval of an open question, and use it for the run that waits.
 
@@ -128,7 +136,8 @@ class Approvals:
                     status=found.status,
                 )
             if found.status == "used":
-                found = replace(asked, id=new_run(now)[0], created_at=now, expires_at=now + LIFETIME_MS)
+                expires_at = now + asked.expires_at - asked.created_at
+                found = replace(asked, id=new_run(now)[0], created_at=now, expires_at=expires_at)
                 found = self._add(transaction, replace(found, status="approved"))
             transaction.write(_DECIDE, ("approved", now, clean(by), how, "", self._owner, found.id))
             self._use(transaction, found, run_id, now)

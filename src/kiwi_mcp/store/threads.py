@@ -237,6 +237,11 @@ class Threads:
                     found[thread_id] = str(command)
             return found
 
+    def confirm(self, thread: Thread) -> None:
+        """Raise if another process has taken a thread."""
+        if not self._database.read("select 1 from threads where id = ? and lease = ?", (thread.id, thread.lease)):
+            raise LeaseLost(thread.id)
+
     def release(self, thread: Thread) -> None:
         """Give the lease of a thread back; where it was lost, nothing changes."""
         with quick_transaction(self._database) as transaction:

@@ -131,6 +131,8 @@ def _error_of(error: JsonObject, said: str) -> MCPError:
     )
 
 
+IDEMPOTENCY_KEY = "kiwi-mcp/idempotency-key"
+"""Where `_meta` has the key of a thread's call: the same whenever the call is repeated."""
 MOST_ROUNDS = 10
 """How often a server may ask back before it answers one request."""
 _BREATH = 0.1
@@ -187,7 +189,10 @@ async def asked(connection: ServerConnection, request: ServerCall) -> Outcome:
 
 async def _settled(connection: ServerConnection, request: ServerCall, talk: CallerChannel) -> JsonObject:
     """Return the answer itself, however often the server asks back first."""
-    first = params = request.wanted.params(request.inputs)
+    first = request.wanted.params(request.inputs)
+    if request.caller.origin.key:
+        first["_meta"] = {IDEMPOTENCY_KEY: request.caller.origin.key}
+    params = first
     is_modern = (await connection.greeted()).era == "modern"
     for _ in range(MOST_ROUNDS + 1):
         answer = await _sent(connection, request, params)

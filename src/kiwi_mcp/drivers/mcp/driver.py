@@ -16,7 +16,7 @@ from kiwi_mcp.domain.items import Chain, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.mcp import ServerListing
 from kiwi_mcp.domain.outcome import Outcome
-from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
+from kiwi_mcp.domain.plan import REPEATABLE, HttpSpec, Plan, ProcessSpec
 from kiwi_mcp.drivers.driver import Dispatch, unavailable
 from kiwi_mcp.drivers.mcp.call import ServerCall, asked, for_want_of, refused
 from kiwi_mcp.drivers.mcp.connection import EraCache, ServerConnection
@@ -107,8 +107,10 @@ class McpDriver:
             chain.tool.manifest.parameters,
             chain.tool.manifest.outputs,
             caller,
-            is_repeatable=plan.effect in ("pure", "idempotent"),
+            is_repeatable=plan.effect in REPEATABLE,
         )
+        if caller.journal is not None:
+            caller.journal.confirm()
         try:
             return await self._ask(server, secrets, request)
         except Unavailable as fault:

@@ -11,6 +11,7 @@ from msgspec import to_builtins
 
 from kiwi_mcp.domain.errors import Conflict, KiwiError, LeaseLost
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, text_of
+from kiwi_mcp.domain.plan import REPEATABLE
 from kiwi_mcp.domain.threads import NewEvent
 from kiwi_mcp.kernel.threads.start import StartRequest, grants_of, new_thread
 from kiwi_mcp.kernel.threads.steps import Step, end, pause, unless_continued
@@ -20,8 +21,6 @@ from kiwi_mcp.manifest.hooks import ACTIONS, Hook, HookAction, HookEvent
 
 _LIMITS = {"turns": 5, "tokens": 60_000, "spend": 0.10, "seconds": 60, "spawns": 0, "tool_calls": 10}
 """The most that one run of a hook may use; it is taken from the thread, and its own limits may be smaller."""
-REPEATABLE = ("pure", "idempotent")
-"""The effects of tools that may run again after a process died in them."""
 _FACT = re.compile(r"\$?\{((?:event|directive|cost|limits|permissions)(?:\.[A-Za-z0-9_]+)+)\}")
 
 

@@ -34,6 +34,7 @@ from kiwi_mcp.kernel.threads.steps import (
     wait_for,
     wait_for_message,
 )
+from kiwi_mcp.kernel.threads.unknown import STOPPED_BY_OWNER, Stopped, settle_call
 from kiwi_mcp.kernel.threads.work import CONTINUE, START, ThreadWork
 from kiwi_mcp.kernel.verb import Answer
 from kiwi_mcp.manifest.hooks import HookEvent
@@ -184,23 +185,25 @@ async def make_calls(work: ThreadWork) -> Step:
         await work.sync()
         return await at_limit(work, "duration")
     for reason in waits:
+        if reason == "stop":
+            return await end(work, "cancelled", "cancelled", code="stopped", message=STOPPED_BY_OWNER)
         if reason:
             return await wait_for(work, reason)
     return await at_limit(work, "tool_calls") if left < len(calls) else NEXT
 
 
-async def _make_call(work: ThreadWork, call: ToolCallPart, gate: asyncio.Semaphore) -> WaitReason:
+async def _make_call(work: ThreadWork, call: ToolCallPart, gate: asyncio.Semaphore) -> WaitReason | Stopped:
     """Make one call and append its result; return what it waits for, if it does."""
-    if call.id in work.state.began:
-        # It began before this process had the thread: whether it was done is not known, and it is not done twice.
-        result = failed_result(call, "Unknown: the call began, and whether it was done is not known.")
-        await _note(work, call, "unknown", result)
-        return ""
     request = request_of(work, call)
     if isinstance(request, ToolResultPart):
         await _note(work, call, "invalid_input" if call.name in work.targets else "not_found", request)
         return ""
     verb, payload = request
+    if (settled := await settle_call(work, call, payload)) is not None:
+        if isinstance(settled, str):
+            return settled
+        await _note(work, call, *settled)
+        return ""
     try:
         async with gate, work.changing_files(payload):
             answer = await work.services.dispatch(verb, payload, work.caller(call))

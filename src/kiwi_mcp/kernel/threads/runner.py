@@ -82,6 +82,7 @@ class ThreadRunner:
         self._beating: asyncio.Task[None] | None = None
         self._is_worker_needed = False
         """Whether a thread was stopped because this process ends."""
+        self._spawning = asyncio.Lock()
         self._replies: dict[str, RecordedReplies] = {}
         self._unanswered: dict[str, tuple[int, object]] = {}
         """The last event of each waiting thread that could not continue, and what it waited for then."""
@@ -130,7 +131,7 @@ class ThreadRunner:
         if not items or await self.stores.was_started(thread):
             return None
         schema: JsonObject = {"type": "string", "enum": [CONTINUE, STOP]}
-        return new_question(thread.id, START, "start", start_message(thread, start, items), schema)
+        return new_question(thread, START, "start", start_message(thread, start, items), schema)
 
     def start(
         self, thread_id: str, starter: Caller, observe: ThreadObserver = unobserved, taken: Thread | None = None
@@ -197,8 +198,13 @@ class ThreadRunner:
 
     async def spawn(self, wanted: StartRequest, caller: Caller) -> Thread:
         """Start a child of the thread that calls, in this process; the same call made again returns the same child."""
+        async with self._spawning:  # each takes its limits from what the one before has left
+            return await self._spawn(wanted, caller)
+
+    async def _spawn(self, wanted: StartRequest, caller: Caller) -> Thread:
         threads, key = self.stores.threads, caller.origin.key
-        parent = await self.stores.do(lambda: threads.get(caller.origin.thread))
+        found = await self.stores.do(lambda: threads.get(caller.origin.thread))
+        parent = replace(found, lease=caller.origin.lease)  # not that of a process that took it since
         events = await self.stores.do(lambda: threads.events(parent.id))
         if (known := await self.stores.do(partial(self._spawned, events, key))) is not None:
             return known

@@ -72,7 +72,9 @@ _OF_ITEMS = frozenset({"read", "write", "command", "variable"})
 _MICROS = 1_000_000
 _LIMITS = {"turns": "turns", "tokens": "tokens", "spend": "spend", "seconds": "seconds", "duration": "seconds",
            "duration_seconds": "seconds", "timeout": "seconds", "spawns": "spawns", "depth": "depth",
-           "tool_calls": "tool_calls", "children": "children", "threads": "threads"}  # fmt: skip
+           "tool_calls": "tool_calls", "children": "children", "threads": "threads",
+           "answer_seconds": "answer_seconds"}  # fmt: skip
+_LONGEST_ANSWER = 90 * 86_400
 _SYSTEM = """You are an agent that carries out one task with tools. Work until it is done, then end.
 Your tools: `search` finds items by what they do, `load` shows one with its parameters, `execute` runs it, `help` \
 explains Kiwi. `ask` puts a question to the owner, `spawn` and `wait` start child threads and collect their results.
@@ -345,6 +347,7 @@ def declared_limits(declared: DirectiveLimits, base: ThreadLimits) -> ThreadLimi
         "tool_calls": declared.tool_calls,
         "children": declared.children,
         "threads": declared.threads,
+        "answer_seconds": None if declared.answer_seconds is None else min(declared.answer_seconds, _LONGEST_ANSWER),
         "on_exceeded": declared.on_exceeded,
     }
     return replace(base, **{name: value for name, value in given.items() if value is not None})

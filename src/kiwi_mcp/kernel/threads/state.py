@@ -50,6 +50,14 @@ class PromptStart(Struct, frozen=True):
     """The hooks of the directive; `before_step` hooks of its parents stand before its own."""
 
 
+class BegunCall(Struct, frozen=True):
+    """A call that began: its last run, what its effect is, and how often it began."""
+
+    run_id: str
+    effect: str
+    attempts: int
+
+
 class FailedCall(Struct, frozen=True):
     """A call of the last reply that failed."""
 
@@ -67,8 +75,10 @@ class ThreadState(Struct):
     """The calls of the last reply that have no result yet, by id, in the model's order."""
     order: tuple[str, ...] = ()
     results: dict[str, ToolResultPart] = field(default_factory=dict)
-    began: set[str] = field(default_factory=set)
-    """The calls that have begun to change or send something."""
+    began: dict[str, BegunCall] = field(default_factory=dict)
+    """The calls of the last reply that have begun."""
+    approvals: dict[str, str] = field(default_factory=dict)
+    """The approval that each call of the last reply waited for."""
     until: dict[str, int] = field(default_factory=dict)
     """When calls of `wait` stop waiting, by their id, in milliseconds since 1970."""
     later: list[str] = field(default_factory=list)
@@ -139,7 +149,10 @@ class ThreadState(Struct):
             case "model":
                 self._fold_model(event)
             case "began":
-                self.began.add(as_text(body.get("call_id")))
+                call_id = as_text(body.get("call_id"))
+                effect = as_text(body.get("effect")) or "at_most_once"
+                attempts = self.began[call_id].attempts + 1 if call_id in self.began else 1
+                self.began[call_id] = BegunCall(as_text(body.get("run_id")), effect, attempts)
             case "result":
                 self._fold_result(msgspec.convert(as_object(body.get("part")), ToolResultPart), body)
             case "injected":
@@ -177,6 +190,8 @@ class ThreadState(Struct):
                 self.needs_start = True
             case "asked" if isinstance(until := body.get("until"), int):
                 self.until[as_text(body.get("call_id"))] = until
+            case "asked" if body.get("approval_id"):
+                self.approvals[as_text(body.get("call_id"))] = as_text(body.get("approval_id"))
             case "hook_began":
                 self.hooks_under_way.add(as_text(body.get("key")))
             case "hooked" if body.get("key"):
@@ -212,7 +227,7 @@ class ThreadState(Struct):
         self.hooks_under_way.clear()
         self.model_failures, self.is_resumed, self.returned = 0, False, None
         self.pending = {call.id: call for call in calls}
-        self.order, self.results, self.began = tuple(self.pending), {}, set()
+        self.order, self.results, self.began, self.approvals = tuple(self.pending), {}, {}, {}
         self.until.clear()
         made = "\n".join(f"{call.name} {call.arguments}" for call in calls)
         self.recent_calls = [*self.recent_calls, made][-_REMEMBERED:]

@@ -53,10 +53,11 @@ from kiwi_mcp.store.threads import AppendedEvents, ThreadFilter, Threads, append
 
 T = TypeVar("T")
 CONTINUE, STOP, START = "continue", "stop", "start"
-QUESTION_LIFETIME_MS = 7 * 86_400_000
 _MOST_THREADS = 1_000
 _TURN_SECONDS, _TURN_POLL = 600.0, 0.02
 """How long a call waits for others that change the same project, and how often it looks."""
+_STOPPED_SECONDS = 1.0
+"""After how many seconds between the beginning of a call and its effect the lease is looked at again."""
 _DELTA_SECONDS = 0.1
 """For how long pieces of a reply are collected before they are stored for those who watch."""
 
@@ -87,6 +88,14 @@ class ThreadStores:
         """Return the question that a call of a thread asked, with its answer if there is one."""
         found = await self.do(partial(self.questions.of_thread, thread_id))
         return next((one for one in found if one.call_id == call_id), None)
+
+    def path_of(self, thread: Thread) -> str:
+        """Return the names of the threads from the root to this one."""
+        names = [thread.directive]
+        while thread.parent_id:
+            thread = self.threads.get(thread.parent_id)
+            names.append(thread.directive)
+        return " / ".join(reversed(names))
 
     async def was_started(self, thread: Thread) -> bool:
         """Whether the owner let exactly this program start before."""
@@ -136,6 +145,8 @@ class ThreadWork:
         self._deltas = 0
         self._timer: asyncio.TimerHandle | None = None
         self._storing: asyncio.Task[None] | None = None
+        self.path = ""
+        """The names of the threads from the root to this one."""
         self._seq = 0
         self._noted: list[ThreadEvent] = []
         self._mirror: TranscriptMirror | None = None
@@ -155,6 +166,7 @@ class ThreadWork:
         self.window = context_window(self.choice) or 0
         if self.thread.is_tainted:
             self.services.tainted_callers.add(self.thread.id)
+        self.path = await self.stores.do(partial(self.stores.path_of, self.thread))
 
     @property
     def start(self) -> PromptStart:
@@ -174,16 +186,20 @@ class ThreadWork:
 
     def caller(self, call: ToolCallPart) -> Caller:
         """Return the caller of one call of this thread."""
-        own = self.own_caller()
-        key = f"{self.thread.id}/{self.state.model_seq}.{call.id}"
-        return replace(own, origin=replace(own.origin, key=key), journal=_CallNotes(self, call))
+        own, begun = self.own_caller(), self.state.began.get(call.id)
+        key = f"{self.thread.id}/{self.state.model_seq}.{self.state.order.index(call.id)}"
+        origin = replace(own.origin, key=key, repeats=begun.run_id if begun else "")
+        return replace(own, origin=origin, journal=_CallNotes(self, call))
 
     def own_caller(self) -> Caller:
         """Return the thread as a caller, for what it does beside the calls of its model."""
         thread, mode = self.thread, self.start.checkpoint
         return replace(
             self.starter,
-            origin=CallOrigin(thread.id, "", thread.depth + 1),
+            origin=CallOrigin(
+                thread.id, "", thread.depth + 1, path=self.path, directive=thread.digest, lease=thread.lease
+            ),
+            answer_ms=thread.limits.answer_seconds * 1_000,
             grants=grants_of(thread),
             journal=None,
             observe=unobserved,
@@ -362,7 +378,7 @@ class ThreadWork:
         if known is not None and known.status != "open":
             return "continue" if known.status == "answered" and known.answer == CONTINUE else "stop"
         schema: JsonObject = {"type": "string", "enum": [CONTINUE, STOP]}
-        question = known or new_question(self.thread.id, key, kind, message, schema)
+        question = known or new_question(self.thread, key, kind, message, schema)
         body: JsonObject = {"waits_for": question.kind, "question_id": question.id, "message": question.message}
         waits = ThreadChanges(status="waiting", waits_for="budget" if kind == "budget" else "question")
         await self.append(NewEvent("asked", body), changes=waits, also=partial(store_question, question))
@@ -375,11 +391,12 @@ def store_question(question: ThreadQuestion, transaction: Transaction) -> None:
 
 
 def new_question(
-    thread_id: str, call_id: str, kind: Literal["ask", "budget", "start", "loop"], message: str, schema: JsonObject
+    thread: Thread, call_id: str, kind: Literal["ask", "budget", "start", "loop"], message: str, schema: JsonObject
 ) -> ThreadQuestion:
     """Return a question that was not stored yet."""
     now = now_ms()
-    return ThreadQuestion(new_run(now)[0], thread_id, call_id, kind, message, schema, now, now + QUESTION_LIFETIME_MS)
+    until = now + thread.limits.answer_seconds * 1_000
+    return ThreadQuestion(new_run(now)[0], thread.id, call_id, kind, message, schema, now, until)
 
 
 class _CallNotes:
@@ -388,10 +405,19 @@ class _CallNotes:
     def __init__(self, work: ThreadWork, call: ToolCallPart) -> None:
         self._work = work
         self._call = call
+        self._began_at = 0.0
 
-    def began(self, transaction: object, run_id: str) -> None:
+    def began(self, transaction: object, run_id: str, effect: str) -> None:
         """Append `began`; raises where another process has taken the thread."""
-        self._append(transaction, NewEvent("began", {"call_id": self._call.id, "run_id": run_id}))
+        body: JsonObject = {"call_id": self._call.id, "run_id": run_id, "effect": effect}
+        self._append(transaction, NewEvent("began", body))
+        self._began_at = time.monotonic()
+
+    def confirm(self) -> None:
+        """Raise if this process was stopped since the call began, and another one has taken the thread."""
+        work = self._work
+        if time.monotonic() - self._began_at > _STOPPED_SECONDS:
+            work.stores.threads.confirm(work.thread)
 
     def ended(self, transaction: object, run_id: str, outcome: Outcome, response: JsonObject) -> None:
         """Append the result of the call."""

@@ -71,6 +71,7 @@ class RuleResponse(Response, frozen=True, kw_only=True):
     item: str
     project: str | UnsetType = UNSET
     digest: str | UnsetType = UNSET
+    scope: str | UnsetType = UNSET
     actor: str | UnsetType = UNSET
     paths: list[str] | UnsetType = UNSET
     hosts: list[str] | UnsetType = UNSET
@@ -196,9 +197,13 @@ class ApproveRequest(Request, frozen=True, kw_only=True):
         Argument("The approval: its number or id; on a terminal the newest otherwise.", "NUMBER"),
     ] = None
     always: Annotated[
-        Literal["none", "this tool", "this server"],
+        Literal["none", "this tool", "this server", "this thread", "this directive"],
         Option("Do not ask about this tool again, until it changes.", kind="flag", value="this tool"),
     ] = "none"
+    scope: Annotated[
+        Literal["once", "tool", "server", "thread", "directive"],
+        Option("Approve also later calls: of the tool, of its server, in this thread or by this directive."),
+    ] = "once"
 
 
 def _change_view(response: ApprovalResponse | RuleResponse) -> Iterator[ViewItem]:
@@ -217,7 +222,8 @@ def approve(request: ApproveRequest, context: VerbContext) -> ApprovalResponse:
     if request.approval_id is None:
         raise InvalidRequest("No question is named.", suggestion="Name one, such as `kiwi approvals approve 3`.")
     found = store.get(request.approval_id, now)
-    rule = rule_from(found, store.owner, request.always) if request.always != ALWAYS[0] else None
+    always = request.always if request.scope == "once" else f"this {request.scope}"
+    rule = rule_from(found, store.owner, always) if always != ALWAYS[0] else None
     approved = store.decide(found.id, "approved", by=store.owner, how=how, now=now)
     wake_threads(context.services)
     # Only the caller that asked may use the approval, so only the owner's own calls can run at once.
@@ -265,7 +271,7 @@ def _rule_row(rule: RuleResponse) -> str:
     return f"{rule.rule_id}  {rule.item}  {'  '.join(narrowed)}".rstrip()
 
 
-_NARROWED = ("project", "digest", "actor", "paths", "hosts", "argv", "expires_at")
+_NARROWED = ("project", "digest", "scope", "actor", "paths", "hosts", "argv", "expires_at")
 
 
 @verb(

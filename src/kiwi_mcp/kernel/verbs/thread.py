@@ -190,7 +190,8 @@ def _cancel_view(response: ThreadResponse) -> Iterator[ViewItem]:
 def question_text(question: JsonObject) -> str:
     """Return a question with its choices."""
     choices = f" ({', '.join(map(text_of, as_list(question['choices'])))})" if question.get("choices") else ""
-    return f"question: {text_of(question['message'])}{choices}"
+    path = f" of {path}" if "/" in (path := as_text(question.get("path"))) else ""
+    return f"question{path}: {text_of(question['message'])}{choices}"
 
 
 def _status_text(response: ThreadResponse) -> str:
@@ -330,7 +331,7 @@ async def _response(
         model=thread.model,
         code=thread.code or UNSET,
         message=thread.message or UNSET,
-        questions=[_question(one) for one in questions] or UNSET,
+        questions=await stores.do(lambda: [_question(stores, one) for one in questions]) or UNSET,
         approvals=approvals or UNSET,
         parent_id=thread.parent_id or UNSET,
         kind=thread.kind,
@@ -361,8 +362,10 @@ async def _own_thread(thread_id: str, context: VerbContext) -> Thread:
     return thread
 
 
-def _question(one: ThreadQuestion) -> JsonObject:
-    known: JsonObject = {"question_id": one.id, "thread_id": one.thread_id, "kind": one.kind, "message": one.message}
+def _question(stores: ThreadStores, one: ThreadQuestion) -> JsonObject:
+    path = stores.path_of(stores.threads.get(one.thread_id))
+    asked: JsonObject = {"question_id": one.id, "thread_id": one.thread_id, "path": path}
+    known: JsonObject = {**asked, "kind": one.kind, "message": one.message}
     choices: JsonObject = {"choices": one.schema["enum"]} if "enum" in one.schema else {}
     return {**known, **choices, "expires_at": iso(one.expires_at)}
 

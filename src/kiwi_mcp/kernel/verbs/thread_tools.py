@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from msgspec import UNSET, UnsetType, field
+from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import InvalidArguments, PolicyDenied, ThreadWaiting
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
@@ -47,7 +48,8 @@ async def _calling(context: VerbContext) -> tuple[ThreadStores, Thread]:
             "Only a running thread can call this.", suggestion="Start one: `kiwi thread start ITEM`, or `help thread`."
         )
     stores = context.services.one(ThreadRunner).stores
-    return stores, await stores.do(lambda: stores.threads.get(thread_id))
+    thread = await stores.do(lambda: stores.threads.get(thread_id))
+    return stores, replace(thread, lease=context.caller.origin.lease)  # not that of a process that took it since
 
 
 @verb("return", group="thread", wire=("thread_tools", "return"), access=ANYONE, records=False)
@@ -71,7 +73,7 @@ async def ask_owner(request: ThreadToolRequest, context: VerbContext) -> ThreadT
     if known is None:
         choices = as_list(request.arguments.get("choices"))
         schema: JsonObject = {"type": "string", **({"enum": choices} if choices else {})}
-        known = new_question(thread.id, key, "ask", as_text(request.arguments.get("question")), schema)
+        known = new_question(thread, key, "ask", as_text(request.arguments.get("question")), schema)
         body: JsonObject = {"waits_for": "ask", "question_id": known.id, "message": known.message}
         also = partial(store_question, known)
         await stores.do(lambda: stores.threads.append(thread, [NewEvent("asked", body)], also=also))
@@ -132,9 +134,8 @@ async def _is_over(seconds: Json, parent: Thread, stores: ThreadStores, context:
     """Whether a call of `wait` has waited for as long as it may; its end is stored when it begins."""
     if not isinstance(seconds, int | float):
         return False
-    # A key is `THREAD/SEQ.CALL`.
-    call_id = context.caller.origin.key.partition("/")[2].partition(".")[2]
     state = rebuild(await stores.do(lambda: stores.threads.events(parent.id)))
+    call_id = state.order[int(context.caller.origin.key.rpartition(".")[2])]
     until = state.until.get(call_id)
     if until is None:
         until = now_ms() + round(seconds * 1_000)

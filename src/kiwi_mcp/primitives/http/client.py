@@ -118,6 +118,8 @@ def _damaged() -> RequestFailed:
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
+_TOO_MANY, _BUSY = 429, 503
+"""What a server answers that did nothing; the second one only if it names a time for the next attempt."""
 
 
 class OpenResponse(Struct, frozen=True):
@@ -179,14 +181,16 @@ async def open_answer(
         try:
             last, response, row = await _follow(spec, request, through, ledger)
         except RequestFailed as fault:
-            if is_last or not _may_repeat(request, fault) or monotonic() + wait >= end:
+            if is_last or not _may_repeat(spec, request, fault) or monotonic() + wait >= end:
                 raise
             reason = fault.message
         else:
             answer = OpenResponse(last, response, headers_of(response.headers), attempt, row)
-            if is_last or answer.status not in spec.retry.statuses:
+            asked = retry_after(answer.headers)
+            was_refused = answer.status == _TOO_MANY or (answer.status == _BUSY and asked is not None)
+            if is_last or answer.status not in spec.retry.statuses or not (spec.is_repeatable or was_refused):
                 return answer
-            if (asked := retry_after(answer.headers)) is not None:
+            if asked is not None:
                 wait = min(asked, spec.retry.max_delay)
             if monotonic() + wait >= end:
                 return answer
@@ -197,13 +201,13 @@ async def open_answer(
     raise AssertionError("attempts are counted")
 
 
-def _may_repeat(request: WireRequest, fault: RequestFailed) -> bool:
+def _may_repeat(spec: HttpSpec, request: WireRequest, fault: RequestFailed) -> bool:
     """Whether nothing was sent, or sending it again does no harm."""
     match fault.details.get("cause"):
         case "dns" | "connect":
             return True
         case "protocol":
-            return request.method in _REPEATABLE
+            return spec.is_repeatable and request.method in _REPEATABLE
         case _:
             return False
 

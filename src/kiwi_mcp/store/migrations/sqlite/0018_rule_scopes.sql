@@ -1,0 +1,1 @@
+alter table approval_rules add column scope text not null default '';

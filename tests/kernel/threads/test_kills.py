@@ -1,0 +1,209 @@
+"""Threads whose processes are killed at any moment: no finished call runs again, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from tests.kernel.threads.conftest import Agents, write_provider
+from tests.plugins.scripted_model import MODEL, ModelRequest, ScriptedTurn, say, use
+
+from kiwi_mcp.domain.json import Json
+from kiwi_mcp.domain.threads import Thread
+from kiwi_mcp.kernel.threads.runner import ThreadRunner
+from kiwi_mcp.store.threads import ThreadFilter
+
+pytestmark = pytest.mark.usefixtures("sandbox")
+SEED = 11
+EFFECTS = ("pure", "idempotent", "at_most_once")
+CHILDREN = 3
+SCRIPT = """cat > /dev/null; echo "$KIWI_IDEMPOTENCY_KEY" >> {effect}.txt; sync {effect}.txt; sleep 0.02; echo '{{}}'"""
+LONGEST = 6.0
+"""How many seconds a process lives at most before it is killed."""
+
+
+def turn_of(request: ModelRequest) -> ScriptedTurn:
+    """Answer by the program of the thread, and by how many turns it had: the same whenever it is asked again."""
+    topic = re.search(r"Look into (children|part) ([0-9.]+)\.", json.dumps(request.messages[:2]))
+    assert topic is not None
+    made: int = sum(message["role"] == "assistant" for message in request.messages)
+    calls = [use("execute", item_id=f"do_{effect}", parameters={"turn": made}) for effect in EFFECTS]
+    if topic[1] == "part":  # a child
+        return (calls[0] & calls[1] & calls[2], calls[2], say("Child done."))[min(made, 2)]
+    spawns = [use("spawn", item="study", inputs={"topic": f"part {topic[2]}.{n}"}) for n in range(CHILDREN)]
+    script = (spawns[0] & spawns[1] & spawns[2], calls[0] & calls[1] & calls[2], use("wait"), say("All done."))
+    return script[min(made, 3)]
+
+
+@dataclass
+class Siege:
+    """A home whose processes are killed while they run threads."""
+
+    agents: Agents
+    chance: random.Random
+    killed: Counter[str] = field(default_factory=Counter)
+    started: int = 0
+
+    async def kill_often(self, kills: int) -> None:
+        """Start processes that run threads, one after the other, and kill each."""
+        while self.killed.total() < kills:
+            is_new = not self.under_way() or self.chance.random() < 0.2
+            start = ["thread", "start", "lead", "--wait", "--input", f"topic=children {self.started}"]
+            self.started += is_new
+            await asyncio.to_thread(self.kill_one, start if is_new else ["worker"])
+            await self.answer_all()
+
+    def kill_one(self, words: list[str]) -> None:
+        """Run one command and kill it, with a random delay after a random number of requests to the model."""
+        before = len(self.agents.model.requests) + self.chance.randint(0, 5)
+        process = self.popen(*words)
+        until, delay = time.monotonic() + LONGEST, self.chance.random() * 0.3
+        while process.poll() is None and time.monotonic() < until and len(self.agents.model.requests) <= before:
+            time.sleep(0.005)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(delay)
+        if process.poll() is None:
+            process.kill()
+            self.killed[words[0]] += 1
+        process.wait()
+
+    def popen(self, *words: str) -> subprocess.Popen[bytes]:
+        """Start a command of Kiwi."""
+        with (self.agents.project.parent / "log.txt").open("ab") as log:
+            argv = [sys.executable, "-m", "kiwi_mcp", *words]
+            return subprocess.Popen(argv, cwd=self.agents.project, stdout=log, stderr=log)
+
+    @property
+    def runner(self) -> ThreadRunner:
+        """The threads of the store."""
+        return self.agents.kernel._services.one(ThreadRunner)
+
+    def threads(self) -> tuple[Thread, ...]:
+        """Return every thread."""
+        return self.runner.stores.threads.list(ThreadFilter(limit=10_000))
+
+    def under_way(self) -> bool:
+        """Whether a thread has not ended."""
+        return any(not thread.is_ended for thread in self.threads())
+
+    async def answer_all(self) -> None:
+        """Say of every call whose end is not known that it was done or was not done."""
+        for question in self.runner.stores.questions.open(time.time_ns() // 1_000_000):
+            answer = self.chance.choice(["done", "not done"])
+            await self.agents.call("thread", action="answer", question_id=question.id, answer=answer)
+
+    async def finish(self) -> None:
+        """Let everything run to its end."""
+        for _ in range(20):
+            if not self.under_way():
+                return
+            await asyncio.to_thread(self.popen("worker").wait, 60)
+            await self.answer_all()
+        raise AssertionError([(one.id, one.status, one.waits_for) for one in self.threads() if not one.is_ended])
+
+    def write_journals(self) -> None:
+        """Write the journals to a file beside the project, to be read when a test fails."""
+        with (self.agents.project.parent / "journals.txt").open("w") as file:
+            for thread in reversed(self.threads()):
+                print(thread.id, thread.parent_id, thread.status, thread.waits_for, thread.message, file=file)
+                for event in self.runner.stores.threads.events(thread.id):
+                    print(
+                        "   ", event.seq, event.at, event.kind, json.dumps(event.body)[:400], event.changes, file=file
+                    )
+
+    async def check(self) -> None:
+        """Check witness files, journals, budgets and hashes."""
+        threads = self.threads()
+        lines = {effect: Counter(self.lines(effect)) for effect in EFFECTS}
+        assert not [key for key, times in lines["at_most_once"].items() if times > 1]
+        for thread in threads:
+            assert (thread.status, thread.reserved, thread.reserved_tokens) == ("completed", 0, 0), thread
+            assert self.runner.stores.threads.verify(thread.id) == (), thread
+            self.check_calls(thread, lines)
+            if not thread.parent_id:
+                tree = [one for one in threads if one.root_id == thread.id]
+                assert len(tree) == 1 + CHILDREN
+                self.check_ledger(thread)
+        audit = await self.agents.read("audit", action="verify")
+        assert audit["status"] == "verified", audit
+
+    def lines(self, effect: str) -> list[str]:
+        """Return the keys of the calls that ran."""
+        path = self.agents.project / f"{effect}.txt"
+        return path.read_text().split() if path.exists() else []
+
+    def check_calls(self, thread: Thread, lines: dict[str, Counter[str]]) -> None:
+        """Check that no call runs more often than it began, and never after its result."""
+        model_seq, order, began, ended = 0, list[str](), Counter[str](), set[str]()
+        for event in self.runner.stores.threads.events(thread.id):
+            body: dict[str, Any] = dict(event.body)
+            if event.kind == "model":
+                model_seq, order = event.seq, [part["id"] for part in body["parts"] if "arguments" in part]
+            elif event.kind == "began":
+                key = f"{thread.id}/{model_seq}.{order.index(body['call_id'])}"
+                assert key not in ended, (thread.id, event)
+                began[key] += 1
+            elif event.kind == "result":
+                ended.add(f"{thread.id}/{model_seq}.{order.index(body['part']['id'])}")
+        for effect in EFFECTS:
+            own = {key: times for key, times in lines[effect].items() if key.startswith(thread.id)}
+            assert all(times <= began[key] for key, times in own.items()), (own, began)
+
+    def check_ledger(self, root: Thread) -> None:
+        """Check that a tree has used exactly what its requests were charged."""
+        entries = self.runner.stores.budget.ledger(root.id)
+        charged = [one for one in entries if one.kind in {"settle", "charge_maximum", "release"}]
+        assert sum(one.spend for one in charged) == root.usage.spend
+        assert sum(one.input_tokens + one.output_tokens for one in charged) == root.usage.tokens
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def siege(request: pytest.FixtureRequest, agents: Agents) -> Siege:
+    return await besieged(request, agents)
+
+
+async def besieged(request: pytest.FixtureRequest, agents: Agents) -> Siege:
+    if request.param == "postgres":
+        url = request.getfixturevalue("postgres_url")
+        (agents.user / "registry.yaml").write_text(f"url: {url}\n")
+    model: Json = {"context": 32_768, "max_output": 4_096, "price": {"input": 0.03, "output": 0.15}}
+    write_provider(agents.user, agents.model, "openai_chat", models={MODEL: model})
+    agents.directive("lead", limits="<limits><turns>20</turns><tokens>5000000</tokens></limits>")
+    agents.directive("study")
+    for effect in EFFECTS:
+        script = SCRIPT.format(effect=effect)
+        agents.bash_tool(f"do_{effect}", script, effect=effect, needs={"write": ["."]})
+        await agents.call("approvals", action="add_rule", item=f"*/do_{effect}@*")
+    await agents.sign("lead", "study", *(f"do_{effect}" for effect in EFFECTS))
+    agents.model.default = turn_of
+    print(f"seed: {SEED}")  # noqa: T201 - shown when a test fails
+    return Siege(agents, random.Random(SEED))
+
+
+@pytest.mark.timeout(120)
+async def test_a_thread_and_its_children_survive_kills(siege: Siege) -> None:
+    await siege.kill_often(5)
+    await siege.finish()
+    siege.write_journals()
+    await siege.check()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7_200)
+@pytest.mark.req("K-TH-05")
+async def test_two_hundred_kills_repeat_no_finished_call(siege: Siege) -> None:
+    await siege.kill_often(200)
+    await siege.finish()
+    siege.write_journals()
+    await siege.check()
+    assert min(siege.killed.values()) >= 5, siege.killed
