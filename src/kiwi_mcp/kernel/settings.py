@@ -7,7 +7,7 @@ import pwd
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -26,6 +26,7 @@ from kiwi_mcp.store.open import DIALECTS
 FILE_NAME = "registry.yaml"
 """The file in the user's space, which nothing but the owner's own commands write."""
 
+Word = TypeVar("Word", bound=str)
 SearchHalf = Literal["meaning", "words"]
 """How items are found: by words and meaning, or by words alone, which takes less memory."""
 
@@ -34,6 +35,7 @@ _REMOTE_WORDS = ("url", "token")
 _RUN_WORDS = ("count", "days")
 _LEVELS: tuple[AuditLevel, ...] = get_args(AuditLevel)
 _HALVES: tuple[SearchHalf, ...] = get_args(SearchHalf)
+_NO_HALF = "is not how items are found"
 _REMOTE = lazy_pattern(r"[a-z0-9][a-z0-9_-]{0,63}")
 _TOKEN = lazy_pattern(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 
@@ -86,7 +88,7 @@ def registry_settings(user: Path) -> RegistrySettings:
 
 def named_half(issues: list[Issue]) -> SearchHalf | None:
     """Return the search mode that the variable KIWI_SEARCH names; an unknown value is an issue, and returns None."""
-    return _half(os.environ.get("KIWI_SEARCH") or None, "KIWI_SEARCH", issues)
+    return _one_of(_HALVES, os.environ.get("KIWI_SEARCH") or None, "KIWI_SEARCH", _NO_HALF, issues)
 
 
 def search_mode(user: Path) -> str:
@@ -124,8 +126,8 @@ def _settings(written: JsonObject, user: Path, issues: list[Issue]) -> RegistryS
         remotes=MappingProxyType(dict(_remotes(written.get("remotes"), issues))),
         run_count=_number(runs, "count", 10_000, issues),
         run_days=_number(runs, "days", 90, issues),
-        audit=_level(written.get("audit"), issues),
-        search=_half(written.get("search"), "search", issues) or "meaning",
+        audit=_one_of(_LEVELS, written.get("audit"), "audit", "is not how much a receipt tells", issues) or "standard",
+        search=_one_of(_HALVES, written.get("search"), "search", _NO_HALF, issues) or "meaning",
         remember=_yes_or_no(written, "remember", issues),
     )
 
@@ -200,18 +202,11 @@ def _number(words: JsonObject, word: str, default: int, issues: list[Issue]) -> 
     return value
 
 
-def _level(written: Json, issues: list[Issue]) -> AuditLevel:
-    known: dict[str, AuditLevel] = {level: level for level in _LEVELS}
-    if written is not None and as_text(written) not in known:
-        issues.append(Issue("audit", "is not how much a receipt tells", f"Write one of: {', '.join(_LEVELS)}."))
-    return known.get(as_text(written), "standard")
-
-
-def _half(written: Json, place: str, issues: list[Issue]) -> SearchHalf | None:
-    known: dict[str, SearchHalf] = {half: half for half in _HALVES}
-    if written is not None and as_text(written) not in known:
-        issues.append(Issue(place, "is not how items are found", f"Write one of: {', '.join(_HALVES)}."))
-    return known.get(as_text(written))
+def _one_of(known: tuple[Word, ...], written: Json, place: str, reason: str, issues: list[Issue]) -> Word | None:
+    found = next((one for one in known if one == written), None)
+    if found is None and written is not None:
+        issues.append(Issue(place, reason, f"Write one of: {', '.join(known)}."))
+    return found
 
 
 def _yes_or_no(words: JsonObject, word: str, issues: list[Issue]) -> bool:

@@ -11,8 +11,8 @@ from kiwi_mcp.kernel.token_meter import own_cost
 from kiwi_mcp.kernel.verb import Request, SearchRequest, input_schema
 from kiwi_mcp.kernel.verbs import BY_NAME, VERBS, load_verb
 from kiwi_mcp.surfaces.generate import prepared
+from kiwi_mcp.surfaces.mcp.handlers import definitions
 from kiwi_mcp.surfaces.mcp.handshake import load_prepared
-from kiwi_mcp.surfaces.mcp.tools import definitions
 
 MOST_TOKENS = 900
 

@@ -7,8 +7,7 @@ from mcp_types import ToolAnnotations
 
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.mcp import Hints, Offer, Offers
-from kiwi_mcp.surfaces.mcp.resources import resources_of, templates_of
-from kiwi_mcp.surfaces.mcp.tools import prompts_of, tools_of
+from kiwi_mcp.surfaces.mcp.handlers import prompts_of, resources_of, templates_of, tools_of
 
 
 def names(offers: Offers, revision: str = "2026-07-28") -> list[str]:

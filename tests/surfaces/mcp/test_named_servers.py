@@ -28,11 +28,11 @@ from kiwi_mcp.store.database import longest_silence
 from kiwi_mcp.store.registry.registry import Registry
 from kiwi_mcp.surfaces.gateway.auth import VisitedKernel
 from kiwi_mcp.surfaces.mcp.calls import Calls
+from kiwi_mcp.surfaces.mcp.handlers import definitions
 from kiwi_mcp.surfaces.mcp.handshake import HandshakeResult, LineBuffer, load_prepared, load_tools, path_of
 from kiwi_mcp.surfaces.mcp.server import build_server, tool_lists
 from kiwi_mcp.surfaces.mcp.stdio_server import settle
 from kiwi_mcp.surfaces.mcp.tool_list import ONLY_META_TOOLS, ToolListWatcher, differences
-from kiwi_mcp.surfaces.mcp.tools import definitions
 
 SCRIPT = Path(__file__).parents[2] / "data" / "mcp" / "scripted.py"
 MOST_TOKENS, MOST_CHARACTERS = 900, 3_600 + 300

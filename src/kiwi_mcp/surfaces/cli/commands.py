@@ -7,9 +7,11 @@ class is the help text of its command.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar, cast, get_args, get_origin
 
-from kiwi_mcp.kernel.verb import Argument, Option, Request
+from msgspec import defstruct
+
+from kiwi_mcp.kernel.verb import Argument, Item, Option, PlaceToWrite, Request
 
 GROUPS = {
     "tool": "Change, validate, relax and migrate tools.",
@@ -56,135 +58,9 @@ def command(path: str, *, run: str, has_project: bool = True, has_json: bool = T
     return declare
 
 
-class LocalPart(NamedTuple):
-    """What only the command line needs of a verb's command."""
-
-    options: type[Request] | None = None
-    run: str = "actions.send"
-    has_project: bool | None = None
-    """Whether it takes `--project`; None if its request says so."""
-    has_json: bool = True
-    about: str = ""
-
-
-LOCAL_PARTS: dict[str, LocalPart] = {}
-
-
-def local(
-    path: str, *, run: str = "actions.send", has_project: bool | None = None, about: str = ""
-) -> Callable[[R], R]:
-    """Give the command of a verb options that are not sent, or a function of its own that carries it out."""
-
-    def declare(options: R) -> R:
-        LOCAL_PARTS[path] = LocalPart(options, run, has_project, about=about)
-        return options
-
-    return declare
-
-
-@local("init", run="actions.init", has_project=False)
-class InitOptions(Request, frozen=True):
-    """Options of `kiwi init`."""
-
-    folder: Annotated[str | None, Argument("The project's folder; this one otherwise.", "FOLDER", is_sent=False)] = None
-
-
-@local("recall forget", run="actions.forget")
-class ForgetOptions(Request, frozen=True):
-    """Options of `kiwi recall forget`."""
-
-    yes: Annotated[bool, Option("Do not ask before everything is forgotten.", "--yes", "-y", is_sent=False)] = False
-
-
-@local("mcp add", run="actions.add_server")
-class AddServerOptions(Request, frozen=True):
-    """Arguments of `kiwi mcp add` that are sent as `command` and `args`."""
-
-    command: Annotated[
-        tuple[str, ...], Argument("The command that starts it.", "-- COMMAND ARGS…", kind="command", is_sent=False)
-    ] = ()
-
-
-LOCAL_PARTS["mcp import"] = LocalPart(run="actions.import_servers")
-
-
-@local("mcp login", run="actions.login")
-class LoginOptions(Request, frozen=True):
-    """Options of `kiwi mcp login`."""
-
-    no_browser: Annotated[bool, Option("Only show the address to open.", is_sent=False)] = False
-
-
-@local("approvals approve", run="actions.approve", has_project=True)
-class ApproveOptions(Request, frozen=True):
-    """Options of `kiwi approvals approve`."""
-
-    run: Annotated[bool, Option("Run it at once.", is_sent=False)] = False
-    server: Annotated[bool, Option("Do not ask about this MCP server again, until it changes.", is_sent=False)] = False
-
-
 @command("approvals watch", run="actions.watch_approvals", has_json=False)
 class WatchApprovals(Request, frozen=True):
     """Show questions as they come, and answer them on a terminal, until Ctrl-C."""
-
-
-@local("secrets set", run="actions.set_secret")
-class SetSecretOptions(Request, frozen=True):
-    """Options of `kiwi secrets set`."""
-
-    keep: Annotated[bool, Option("Keep its value; change hosts or form.", is_sent=False)] = False
-
-
-LOCAL_PARTS["secrets rotate"] = LocalPart(run="actions.set_secret")
-LOCAL_PARTS["audit export"] = LocalPart(run="actions.export_receipts", has_json=False)
-LOCAL_PARTS["thread watch"] = LocalPart(run="chat.watch")
-LOCAL_PARTS["thread start"] = LocalPart(run="chat.start_thread")
-LOCAL_PARTS["thread resume"] = LocalPart(run="chat.resume_thread")
-
-
-@local("thread answer", run="chat.answer_thread")
-class AnswerOptions(Request, frozen=True):
-    """The answer of `kiwi thread answer`, in any number of words."""
-
-    answer: Annotated[tuple[str, ...], Argument("The answer, in one word or several.", "ANSWER", is_sent=False)] = ()
-
-
-LOCAL_PARTS["registry pull"] = LocalPart(run="actions.pull")
-
-ITEM = "A name, name@range, server/name, namespace/name, or full identity."
-Item = Annotated[str, Argument(ITEM, "ITEM")]
-OfType = Annotated[
-    str | None, Option("tool, directive or knowledge, if several items have this name.", "--type", metavar="TYPE")
-]
-Location = Annotated[str | None, Option("project or user.")]
-DryRun = Annotated[bool, Option("Show what would happen, do nothing.")]
-Reason = Annotated[str | None, Option("Why; everyone who reads the history sees it.", "--reason", "-m")]
-Undo = Annotated[bool, Option("Take it back.")]
-Remote = Annotated[str, Argument("A remote's name, a folder such as ./shelf, or an address.", "REMOTE")]
-Only = Annotated[str | None, Option("Only this namespace.", "--namespace", metavar="NAMESPACE")]
-AcceptUnsigned = Annotated[bool, Option("Accept items without a signature.")]
-TrustKey = Annotated[str | None, Option("Trust the publisher's key with this fingerprint.", metavar="FINGERPRINT")]
-Private = Annotated[bool, Option("Private items too.")]
-Limit = Annotated[int, Option("At most this many.")]
-PARAMETERS = "Parameters: name=value, --name value, --name=value, name:=json, or --params JSON."
-
-
-@local("run", run="actions.run", about=PARAMETERS)
-class RunOptions(Request, frozen=True):
-    """Options of `kiwi run`."""
-
-    params: Annotated[
-        str | None, Option("Parameters as JSON, @file, or - for stdin.", metavar="JSON", kind="json", is_sent=False)
-    ] = None
-    raw: Annotated[bool, Option("Write the result to a terminal as it is.", is_sent=False)] = False
-    yes: Annotated[bool, Option("Approve this call without a question.", "--yes", "-y", is_sent=False)] = False
-
-
-@local("sign", run="author.sign", about="`kiwi sign .` lists all that is new or changed in the project, and asks once.")
-class SignOptions(Request, frozen=True):
-    """Further arguments of `kiwi sign`."""
-
-    more: Annotated[tuple[str, ...], Argument("Further items.", "ITEM…", is_sent=False)] = ()
 
 
 @command("new", run="author.new")
@@ -200,7 +76,7 @@ class NewItem(Request, frozen=True):
     directive: Annotated[bool, Option("A program for a model.")] = False
     knowledge: Annotated[bool, Option("Text to find and read.")] = False
     thread: Annotated[bool, Option("A directive that a model executes apart.")] = False
-    location: Location = None
+    location: PlaceToWrite = None
 
 
 @command("dev", run="author.dev")
@@ -214,11 +90,6 @@ class DevelopItem(Request, frozen=True):
     )
 
 
-LOCAL_PARTS["setup"] = LocalPart(run="actions.setup")
-LOCAL_PARTS["why"] = LocalPart(run="actions.why", about=PARAMETERS)
-
-
-@local("search", run="actions.search")
 class SearchOptions(Request, frozen=True):
     """Options of `kiwi search`; names that are repeated here are lists."""
 
@@ -240,7 +111,6 @@ class SearchOptions(Request, frozen=True):
     wait: Annotated[bool, Option("Wait until everything is indexed, at most five minutes.", is_sent=False)] = False
 
 
-@local("create", run="actions.create")
 class CreateOptions(Request, frozen=True):
     """Options of `kiwi create`, which the command turns into the parameters of the request."""
 
@@ -268,20 +138,16 @@ class CreateOptions(Request, frozen=True):
     ] = None
     only: Annotated[tuple[str, ...], Option("With --from-openapi: only these operations.")] = ()
     category: Annotated[str | None, Option("The folder for it.")] = None
-    location: Location = None
+    location: PlaceToWrite = None
 
 
-@local("tool update", run="actions.update")
 class UpdateOptions(Request, frozen=True):
     """Options of `kiwi tool update`, which the command turns into the parameters of the request."""
 
     params: Annotated[str | None, Option("Keys to change, as JSON, @file or -.", metavar="JSON", kind="json")] = None
     files: Annotated[tuple[str, ...], Option("A file to add or replace.", "--file", metavar="FILE", kind="files")] = ()
     content: Annotated[str | None, Option("The whole new text.", metavar="FILE", kind="file")] = None
-    location: Location = None
-
-
-LOCAL_PARTS["tool validate"] = LocalPart(run="actions.validate")
+    location: PlaceToWrite = None
 
 
 @command("up", run="gateway.serve", has_project=False)
@@ -349,3 +215,66 @@ class Completion(Request, frozen=True):
 @command("version", run="actions.version", has_project=False)
 class PrintVersion(Request, frozen=True):
     """Print the version."""
+
+
+class LocalPart(NamedTuple):
+    """What only the command line needs of a verb's command: the function that carries it out, and further options."""
+
+    run: str = "actions.send"
+    options: type[Request] | None = None
+    has_project: bool | None = None
+    """Whether it takes `--project`; None if its request says so."""
+    has_json: bool = True
+    about: str = ""
+
+
+def _options(**hints: Any) -> type[Request]:
+    """Return options that are not sent; those that are not typed are false, empty or null."""
+    fields = []
+    for name, hint in hints.items():
+        kind = get_args(hint)[0]
+        fields.append((name, hint, False if kind is bool else () if get_origin(kind) is tuple else None))
+    return cast("type[Request]", defstruct("Options", fields, bases=(Request,), frozen=True))
+
+
+_PARAMETERS = "Parameters: name=value, --name value, --name=value, name:=json, or --params JSON."
+_ALL = "`kiwi sign .` lists all that is new or changed in the project, and asks once."
+_FOLDER = Argument("The project's folder; this one otherwise.", "FOLDER", is_sent=False)
+_YES = Option("Do not ask before everything is forgotten.", "--yes", "-y", is_sent=False)
+_COMMAND = Argument("The command that starts it.", "-- COMMAND ARGS…", kind="command", is_sent=False)
+_NO_BROWSER = Option("Only show the address to open.", is_sent=False)
+_RUN_NOW = Option("Run it at once.", is_sent=False)
+_SERVER = Option("Do not ask about this MCP server again, until it changes.", is_sent=False)
+_KEEP = Option("Keep its value; change hosts or form.", is_sent=False)
+_ANSWER = Argument("The answer, in one word or several.", "ANSWER", is_sent=False)
+_JSON = Option("Parameters as JSON, @file, or - for stdin.", metavar="JSON", kind="json", is_sent=False)
+_RAW = Option("Write the result to a terminal as it is.", is_sent=False)
+_APPROVED = Option("Approve this call without a question.", "--yes", "-y", is_sent=False)
+_MORE = Argument("Further items.", "ITEM…", is_sent=False)
+_RUN = _options(params=Annotated[str | None, _JSON], raw=Annotated[bool, _RAW], yes=Annotated[bool, _APPROVED])
+_APPROVE = _options(run=Annotated[bool, _RUN_NOW], server=Annotated[bool, _SERVER])
+
+LOCAL_PARTS = {
+    "setup": LocalPart("actions.setup"),
+    "init": LocalPart("actions.init", _options(folder=Annotated[str | None, _FOLDER]), has_project=False),
+    "run": LocalPart("actions.run", _RUN, about=_PARAMETERS),
+    "why": LocalPart("actions.why", about=_PARAMETERS),
+    "search": LocalPart("actions.search", SearchOptions),
+    "create": LocalPart("actions.create", CreateOptions),
+    "sign": LocalPart("author.sign", _options(more=Annotated[tuple[str, ...], _MORE]), about=_ALL),
+    "tool update": LocalPart("actions.update", UpdateOptions),
+    "tool validate": LocalPart("actions.validate"),
+    "registry pull": LocalPart("actions.pull"),
+    "recall forget": LocalPart("actions.forget", _options(yes=Annotated[bool, _YES])),
+    "mcp add": LocalPart("actions.add_server", _options(command=Annotated[tuple[str, ...], _COMMAND])),
+    "mcp import": LocalPart("actions.import_servers"),
+    "mcp login": LocalPart("actions.login", _options(no_browser=Annotated[bool, _NO_BROWSER])),
+    "approvals approve": LocalPart("actions.approve", _APPROVE, has_project=True),
+    "secrets set": LocalPart("actions.set_secret", _options(keep=Annotated[bool, _KEEP])),
+    "secrets rotate": LocalPart("actions.set_secret"),
+    "audit export": LocalPart("actions.export_receipts", has_json=False),
+    "thread watch": LocalPart("chat.watch"),
+    "thread start": LocalPart("chat.start_thread"),
+    "thread resume": LocalPart("chat.resume_thread"),
+    "thread answer": LocalPart("chat.answer_thread", _options(answer=Annotated[tuple[str, ...], _ANSWER])),
+}

@@ -19,12 +19,10 @@ from kiwi_mcp import __version__
 from kiwi_mcp.domain.json import JsonObject, compact
 from kiwi_mcp.kernel.verbs import INSTRUCTIONS
 from kiwi_mcp.surfaces.mcp.calls import Calls
+from kiwi_mcp.surfaces.mcp.handlers import Completions, Prompts, Resources, Tools
 from kiwi_mcp.surfaces.mcp.notifications import set_level
-from kiwi_mcp.surfaces.mcp.prompts import Completions, Prompts
 from kiwi_mcp.surfaces.mcp.protocol import Context, KernelApi, connection_of
-from kiwi_mcp.surfaces.mcp.resources import Resources
 from kiwi_mcp.surfaces.mcp.tool_list import ToolListWatcher
-from kiwi_mcp.surfaces.mcp.tools import Tools
 
 _DISCOVERY_IS_FRESH_MS = 300_000
 _LIST_IS_FRESH_MS = 5_000
