@@ -17,11 +17,13 @@ from codecs import getincrementaldecoder
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fcntl import ioctl
+from functools import partial
 from pathlib import Path
+from threading import Event
 
 import pytest
 from tests.kernel.threads.conftest import ALL_TOOLS, DIRECTIVE, write_provider
-from tests.plugins.scripted_model import ScriptedModel, fail, say, stall, use
+from tests.plugins.scripted_model import ModelRequest, ScriptedModel, fail, say, stall, use
 
 pytestmark = [pytest.mark.usefixtures("processes"), pytest.mark.timeout(240)]
 CTRL_C, CTRL_D, CTRL_O = "\x03", "\x04", "\x0f"
@@ -135,6 +137,34 @@ def test_ctrl_c_stops_the_turn_and_not_the_program(project: Path, scripted_model
     sent = json.dumps(scripted_model.requests[-1].messages)
     assert "One, two" in sent
     assert "Are you there?" in sent
+
+
+def test_a_child_continues_while_the_prompt_waits(project: Path, scripted_model: ScriptedModel, user: Path) -> None:
+    (user / "directives").mkdir()
+    words = {"permissions": ALL_TOOLS, "limits": "", "outputs": "", "model": ""}
+    (user / "directives" / "study.md").write_text(DIRECTIVE.format(name="study", **words))
+    run = partial(subprocess.run, cwd=project, check=True, capture_output=True)
+    run([sys.executable, "-m", "kiwi_mcp", "sign", "study"])
+    is_prompted, asked = Event(), Event()
+
+    def hold(request: ModelRequest) -> None:
+        if "Half." in str(request.json):
+            asked.set()
+        elif "Look into kiwis." in str(request.json) and len(request.messages) > 2:
+            is_prompted.wait(PATIENCE)
+
+    scripted_model.on_request = hold
+    child = [use("help", topic="tool"), say("Half.") & use("help", topic="tool"), say("Done.")]
+    own = [use("spawn", item="study"), say("It runs.")]
+    scripted_model.will_by_text({"Look into kiwis.": child, "This is a conversation": own})
+    with chatting(project) as terminal:
+        terminal.send("Begin")
+        terminal.until("USD")
+        terminal.until("> ")
+        is_prompted.set()
+        assert asked.wait(PATIENCE)  # nothing was typed
+        terminal.type(CTRL_D)
+        assert terminal.process.wait(PATIENCE) == 0
 
 
 @pytest.mark.usefixtures("user")

@@ -7,10 +7,13 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Coroutine
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from threading import Thread
+from types import FrameType
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 from msgspec import convert
 from msgspec.structs import replace
@@ -52,12 +55,67 @@ _FAILED, _CANCELLED = 1, 143
 def converse(_: CommandRow, options: Mapping[str, Json]) -> int:
     """Talk with a model until the input ends or the conversation does."""
     cli = CliSession(options)
-    with asyncio.Runner() as runner:
+    with LoopThread() as loop:
         kernel = Kernel(cli.project, surface="cli")
         try:
-            return Chat(kernel, runner, cli).run(options)
+            return Chat(kernel, loop, cli).run(options)
         finally:
-            runner.run(kernel.aclose())
+            loop.run(kernel.aclose())
+
+
+class LoopThread:
+    """An event loop in a thread of its own: it runs also while `input` waits in the main thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for work in (self._loop.shutdown_asyncgens(), self._loop.shutdown_default_executor()):
+            self.run(work)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def run(self, work: Coroutine[None, None, T]) -> T:
+        """Run work to its end. Ctrl-C, and a signal to end the program, stop it and are raised once it has stopped."""
+        made = Future[asyncio.Task[T]]()
+        ended = asyncio.run_coroutine_threadsafe(_ended(work, made), self._loop)
+        with _ended_by_signals():
+            try:
+                return ended.result()
+            except (KeyboardInterrupt, SystemExit):
+                self._loop.call_soon_threadsafe(made.result().cancel)
+                with suppress(CancelledError, KiwiError):
+                    ended.result()
+                raise
+
+
+async def _ended(work: Coroutine[None, None, T], made: Future[asyncio.Task[T]]) -> T:
+    """Await work in a task that `made` gets, so that it can be stopped and still be waited for."""
+    task = asyncio.ensure_future(work)
+    made.set_result(task)
+    await asyncio.wait({task})
+    return task.result()
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Raise `SystemExit` at a signal, so that no tool outlives the program."""
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        sys.exit(_CANCELLED)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def watch(row: CommandRow, options: Mapping[str, Json]) -> int:
@@ -172,14 +230,13 @@ async def _run_to_end(cli: CliSession, row: CommandRow, request: JsonObject, scr
 class Chat:
     """One conversation, which is a thread in the store.
 
-    The event loop runs during a turn and stands still at the prompt: `input` needs the main thread, for its signals and
-    its history. A turn has ended by then. Only child threads that the model did not wait for are still under way; they
-    continue with the next turn, or in a worker.
+    `input` needs the main thread, for its signals and its history, so the event loop has another one. Child threads
+    that the model did not wait for continue while the prompt waits.
     """
 
-    def __init__(self, kernel: Kernel, runner: asyncio.Runner, cli: CliSession) -> None:
+    def __init__(self, kernel: Kernel, loop: LoopThread, cli: CliSession) -> None:
         self._kernel = kernel
-        self._runner = runner
+        self._loop = loop
         self._is_json = cli.is_json
         self._is_asked = not cli.is_json and sys.stdin.isatty() and sys.stdout.isatty()
         """Whether a person types at a terminal."""
@@ -244,7 +301,7 @@ class Chat:
             return self._call("thread", {**request, "model": options["model"]})
         # What it waited for may have happened since; a question is answered at the prompt.
         is_idle = shown.content.get("waits_for") == "message" or shown.content.get("questions")
-        return shown if is_idle else self._running(self._turn({**request, "wait": True}))
+        return shown if is_idle else self._loop.run(self._turn({**request, "wait": True}))
 
     def _is_open(self) -> bool:
         """Whether the next line can be used: without a terminal nobody can approve a call."""
@@ -287,9 +344,9 @@ class Chat:
             text, self._undone = f"{self._undone}{message}", ""
             request = {"action": "resume", "thread_id": own, "message": text, "wait": True}
         first = len(self._screen.calls)
-        answer = self._running(self._turn(request))
+        answer = self._loop.run(self._turn(request))
         if answer.content["thread_id"] != own:  # a question of a child
-            answer = self._running(self._turn({"action": "resume", "thread_id": own, "wait": True}))
+            answer = self._loop.run(self._turn({"action": "resume", "thread_id": own, "wait": True}))
         self._note(answer)
         self._code = _FAILED if self._screen.error or self._thread["status"] == "failed" else 0
         if self._is_json:
@@ -395,28 +452,7 @@ class Chat:
             Screen().show(verb.view(answer.response or convert(answer.content, verb.response)))
 
     def _call(self, verb: str, request: JsonObject) -> Answer:
-        return self._running(self._kernel.call(verb, request, Caller(is_owner=True)))
-
-    def _running(self, work: Coroutine[None, None, T]) -> T:
-        """Run work to its end. Ctrl-C raises `KeyboardInterrupt` once it has stopped; other signals end the program."""
-        try:
-            return self._runner.run(_ended_by_signals(work))
-        except asyncio.CancelledError:
-            sys.exit(_CANCELLED)
-
-
-async def _ended_by_signals(work: Coroutine[None, None, T]) -> T:
-    """Await work that a signal cancels, so that no tool outlives it."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    for number in numbers:
-        if task is not None:
-            loop.add_signal_handler(number, task.cancel)
-    try:
-        return await work
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
+        return self._loop.run(self._kernel.call(verb, request, Caller(is_owner=True)))
 
 
 class ChatCommand(NamedTuple):
