@@ -22,7 +22,6 @@ from kiwi_mcp.search.recall_log import (
     BETWEEN,
     ENOUGH,
     FIRST,
-    MAX_LENGTH,
     MINUTES,
     RecentSearches,
     Searcher,
@@ -32,6 +31,7 @@ from kiwi_mcp.search.recall_log import (
 )
 from kiwi_mcp.search.segment import SIZE
 from kiwi_mcp.store.registry.registry import Registry
+from kiwi_mcp.store.search_index.recall import MAX_LENGTH
 
 Ask = Callable[..., Answer]
 ANA, BEN = Searcher("ana", "editor", "/work"), Searcher("ben", "editor", "/work")

@@ -103,7 +103,7 @@ def test_a_thread_in_the_background_is_run_by_a_worker_that_ends(terminal: Termi
     assert '"type":"completed"' in terminal.run("thread", "export", thread_id).stdout
 
 
-@pytest.mark.req("K-TH-06")
+@pytest.mark.req("K-TH-07")
 def test_a_home_with_a_schedule_sleeps_until_its_time_and_wakes_for_a_thread(terminal: Terminal) -> None:
     asked = Event()
     terminal.model.default = lambda _: say("Birds.")

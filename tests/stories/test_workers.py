@@ -97,7 +97,7 @@ def serve(url: str, threads: int, count: int) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.req("K-TH-06")
+@pytest.mark.req("K-TH-07")
 def test_four_workers_serve_each_time_once(shared: str, scripted_model: ScriptedModel) -> None:
     serve(shared, 12, 4)
     assert len(scripted_model.requests) == 12 * 3  # no turn was made twice

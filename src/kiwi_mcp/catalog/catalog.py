@@ -160,10 +160,7 @@ class Catalog:
     def unchanged(
         self, ref: str, item_type: ItemType | None, source: Source | None = None, *, is_chain: bool = True
     ) -> Unchanged | None:
-        """Return the chain that `resolve` gives, if nothing changed that it depends on since it was last made.
-
-        Without `is_chain`, it is the item that `find` gives.
-        """
+        """Return what `resolve` gave, or without `is_chain` what `find` gave, if nothing it depends on has changed."""
         known = self._unchanged.get((ref, source, item_type, is_chain))
         if (
             known is None

@@ -53,10 +53,7 @@ def _sheet(links: Sequence[Tool], sheets: TypeSpecs) -> TypeSpec:
 
 
 def unsound(links: Sequence[Tool], sheets: TypeSpecs) -> Iterator[Issue]:
-    """Yield the values in the links that their types do not allow. These limits apply at run time, too.
-
-    Unknown keys are reported to the author when the item is checked; no driver reads them.
-    """
+    """Yield the values in the links that their types do not allow, except unknown keys, which no driver reads."""
     for link in links:
         sheet = sheets.get(link.manifest.tool_type)
         if sheet is not None:

@@ -173,10 +173,7 @@ class OpenedItem(Struct, frozen=True):
 def read_head(
     path: Path, *, base: Path, sheets: TypeSpecs | None = None, is_draft: bool = False
 ) -> ManifestFile | None:
-    """Return the manifest in a file below a source's base, or None where the file is not an item.
-
-    A draft is read to be checked, so its name may be one that no item can have.
-    """
+    """Return the manifest in a file, or None if it is no item; a draft may have a name that no item can have."""
     content = read_file(path, limit=ITEM_LIMIT)
     if b"\0" in content.data:  # a picture, an archive, a program: no author wrote a manifest in it
         return None
@@ -221,10 +218,7 @@ def open_tool(
     is_draft: bool = False,
     trust_file: Path | None = None,
 ) -> OpenedItem:
-    """Return the item with its manifest in a file, and the stamps of all files that were read for it.
-
-    `trust_file` lists the trusted keys; without it, no key is trusted.
-    """
+    """Return an item and the stamps of all files read for it; without `trust_file`, no key is trusted."""
     head = read_head(path, base=base, sheets=sheets, is_draft=is_draft)
     if head is None:
         raise InvalidManifest(str(path), [Issue(path.name, "it holds no manifest", "Add `tool_id` and `tool_type`.")])

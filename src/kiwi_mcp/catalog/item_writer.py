@@ -36,10 +36,7 @@ TRASH = ".trash"
 
 
 class ItemDraft(Struct, frozen=True):
-    """Where an item goes below its space, and the files it consists of.
-
-    A folder item has a manifest called `tool.yaml`, or `tool.yml` or `tool.json`; any other draft is one single file.
-    """
+    """Where an item goes below its space, and its files: a folder with a manifest, or one single file."""
 
     place: str
     """The folder of a folder item, or the one file, relative to the space (`tools/mail/enricher`)."""

@@ -174,10 +174,7 @@ def lost_signatures(links: Iterable[Tool], space: Space) -> tuple[tuple[Tool, st
 
 
 def record(path: Path, chain: Chain, signed_by: SignedBy | None) -> None:
-    """Write a chain and its signer into a lockfile.
-
-    Concurrent writers wait for each other, and readers see complete files.
-    """
+    """Write a chain and its signer into a lockfile, under a lock and in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
     key, links = _key(chain.tool), links_of(chain)
     with _only_writer(path.parent):

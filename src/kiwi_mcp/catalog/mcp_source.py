@@ -60,10 +60,7 @@ class _Seen(Struct, frozen=True):
 
 
 class McpSource(ItemSource):
-    """The items that the servers of a space offer. Of servers with the same name, the project's is used.
-
-    If the store cannot be read, this source is empty, and the other sources work without it.
-    """
+    """The items of the servers of a space, the project's first; none while the store cannot be read."""
 
     name: Source = "mcp"
 

@@ -31,10 +31,7 @@ _ATTEMPTS = 5
 
 
 class RegistrySource(ItemSource):
-    """What a registry holds for its actor. What ships with Kiwi is left to the installation itself.
-
-    A registry that cannot be reached has no items: the folders go on working without it.
-    """
+    """What a registry holds for its actor, except what ships with Kiwi; nothing while it cannot be reached."""
 
     name: Source = "registry"
     home = ""

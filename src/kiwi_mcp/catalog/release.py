@@ -60,11 +60,7 @@ def release_of(
     changelog: str = "",
     visibility: Visibility = "public",
 ) -> Release:
-    """Return an item as it will be published.
-
-    `data` holds the bytes of every file it was read with, and those of the file that tells who signed it, if there is
-    one.
-    """
+    """Return an item as it will be published; `data` holds the bytes of its files and of its signature file."""
     manifest = tool.manifest
     return Release(
         name=VersionName(namespace, manifest.tool_id, manifest.version),
@@ -82,10 +78,7 @@ def release_of(
 
 
 def check_release(release: Release, sheets: TypeSpecs | None = None) -> CheckedRelease:
-    """Return a release from outside with its manifest read, or refuse it where its files say other than it does.
-
-    The statement is made anew from the files: only if every byte is what was hashed do the two agree.
-    """
+    """Return a release from outside with its manifest read; refuse it if its files do not have its digest."""
     data = {file.path: file.data for file in release.files}
     try:
         manifest = _read(release, data, sheets)

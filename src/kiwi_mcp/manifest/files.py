@@ -62,10 +62,7 @@ def are_fresh(stamps: Iterable[tuple[str, FileStamp]]) -> bool:
 
 
 def settled(stamp: FileStamp) -> FileStamp:
-    """Return the stamp, or RACY where the file is so young that a further write may leave the same stamp.
-
-    The kernel's clock for files ticks every few milliseconds, so two writes within one tick look alike.
-    """
+    """Return the stamp, or RACY for a file so young that another write could leave the same stamp."""
     return stamp if time.time_ns() - stamp[1] > _RACY_NS else RACY
 
 

@@ -113,10 +113,7 @@ _HARMLESS = {
 
 
 def is_url(text: str) -> bool:
-    """Whether the text is an address with a scheme, a host and a port that no parameter can change.
-
-    An owner's variable may be the whole address, or the part before the path.
-    """
+    """Whether the text is an address with a fixed scheme, host and port, or begins with an owner's variable."""
     parts = pieces(text)
     if _SPACE_OR_CONTROL.search(text) or not parts:
         return False

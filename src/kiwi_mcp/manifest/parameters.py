@@ -55,10 +55,7 @@ _LIST_OF = lazy_pattern(r"(?:list|array|tuple|set)\s*[\[<]\s*(.+?)\s*[\]>]", re.
 
 
 def to_schema(declared: Json, place: str = "parameters") -> tuple[JsonObject, tuple[Issue, ...]]:
-    """Return declared parameters as one closed schema of an object, and the faults of the declaration.
-
-    An author writes a list of parameters, a mapping of names to them, or a JSON Schema.
-    """
+    """Return a list of parameters, a mapping of them or a JSON Schema as one closed schema, with its faults."""
     issues: list[Issue] = []
     match declared:
         case None:
@@ -170,10 +167,7 @@ def _flag(spec: JsonObject, word: str, place: str, issues: list[Issue]) -> bool:
 
 
 def accept(tool_id: str, schema: JsonObject, given: JsonObject, *, max_bytes: int = MAX_BYTES) -> JsonObject:
-    """Return a caller's parameters with defaults filled in, or refuse them with every fault listed.
-
-    Nothing is converted: `"3"` is not 3.
-    """
+    """Return parameters with defaults, or refuse them with every fault listed; nothing is converted."""
     issues: list[Issue] = []
     copied: Json = _Weight(tool_id, max_bytes).copy(given, "", 0, issues)
     if issues:

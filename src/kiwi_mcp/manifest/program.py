@@ -125,9 +125,7 @@ class DirectiveProgram(Struct, frozen=True):
 
     def to_json(self) -> JsonObject:
         """Return the program for the model of a caller."""
-        limits: dict[str, Json] = {
-            word: value for word in self.limits.__struct_fields__ if (value := getattr(self.limits, word)) is not None
-        }
+        limits = _set_limits(self.limits)
         model = {word: value for word in self.model.__struct_fields__ if (value := getattr(self.model, word))}
         return {
             **self.written,
@@ -237,10 +235,7 @@ def merged_inputs(schemas: Sequence[JsonObject]) -> JsonObject:
 
 
 def checked_inputs(tool_id: str, schema: JsonObject, inputs: JsonObject) -> JsonObject:
-    """Return inputs with defaults; refuse those that are missing, blank or of the wrong type.
-
-    A directive that declares no inputs takes any: its text alone says what they mean.
-    """
+    """Return inputs with defaults, or refuse wrong ones; a directive that declares no inputs takes any."""
     if not as_object(schema.get("properties")):
         return inputs
     filled = accept(tool_id, schema, inputs)
@@ -256,10 +251,7 @@ def _is_blank(value: Json) -> bool:
 
 
 def fill(text: str, inputs: JsonObject) -> str:
-    """Return a text with `{input:name}`, `{input:name:default}` and `{input:name?}` replaced, in one pass.
-
-    What a caller sent is never looked at again, and a name without a value stays as it is written.
-    """
+    """Return a text with `{input:name}`, `{input:name:default}` and `{input:name?}` replaced, in one pass."""
 
     def value(found: re.Match[str]) -> str:
         name, rest = found[1], found[2]
@@ -278,10 +270,7 @@ def undeclared(text: str, schema: JsonObject) -> tuple[str, ...]:
 
 
 def return_schema(outputs: JsonObject) -> JsonObject:
-    """Return the JSON Schema of the arguments of `return`: the declared outputs, of success and failure together.
-
-    It has no alternatives at the top, which some model APIs refuse; `return_faults` checks them.
-    """
+    """Return the schema of the arguments of `return`, without alternatives at the top: some model APIs refuse them."""
     branches = _branches(outputs)
     properties = {name: one for branch in branches for name, one in as_object(branch.get("properties")).items()}
     required = [name for name in properties if all(name in as_list(one.get("required")) for one in branches)]

@@ -31,10 +31,7 @@ _OPEN: JsonObject = {"type": "object", "properties": {}, "additionalProperties":
 
 
 def parameters_of(tree: ast.Module, text: str) -> JsonObject:
-    """Return the schema of the parameters of a file's entry function.
-
-    A plain script, and a function that takes the whole call as one value, accept what they are given.
-    """
+    """Return the schema of the entry function's parameters; it is open for a plain script or one whole value."""
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     entry = next((functions[name] for name in ENTRY_FUNCTIONS if name in functions), None)
     if entry is None:

@@ -122,10 +122,7 @@ PROVIDERS = ItemFolder("providers")
 
 
 class TypeSpec(Struct, frozen=True):
-    """The rules of one type.
-
-    An executor must have one of `executor_types` and, where `executor_ids` names any, one of those names.
-    """
+    """The rules of one type; an executor has one of `executor_types` and, if any are named, of `executor_ids`."""
 
     type: str
     needs_executor: Need
@@ -190,10 +187,7 @@ class TypeSpecs(Struct, frozen=True):
         return {**found, PROVIDERS.name: PROVIDERS} if SOURCE_TRAITS[source].is_in_user_space else found
 
     def written_as(self, path: Path, text: str) -> tuple[TypeSpec, FileFormat] | None:
-        """Return the type of an item that is one text file, and its format; None if the file is no such item.
-
-        The folder decides, since an entry of knowledge may quote a directive. Elsewhere the text decides.
-        """
+        """Return the type and format of an item that is one text file: its folder decides, elsewhere its text."""
         above = (self.folders[part].type for part in reversed(path.parts[:-1]) if part in self.folders)
         known = [self.by_type[kind] for kind in above if kind]
         likely = known[:1] or [spec for spec in self.by_type.values() if spec.defined_in == "builtin"]

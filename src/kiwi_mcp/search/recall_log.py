@@ -22,14 +22,11 @@ from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.owner_file import changing
 from kiwi_mcp.primitives.secrets.redaction import redact
-from kiwi_mcp.store.search_index.recall import RecallEntry, RecallStore
+from kiwi_mcp.store.search_index.recall import MAX_LENGTH, RecallEntry, RecallStore
 
 if TYPE_CHECKING:
     from kiwi_mcp.search.query import ParsedQuery
     from kiwi_mcp.search.recall import RecallMatches, RecallWorker
-
-MAX_LENGTH = 300
-"""How many characters of a query are stored."""
 
 _ELLIPSIS = "…"
 _WORD = re.compile(r"\w")

@@ -85,10 +85,7 @@ def load(name: str) -> ModuleType:
 
 
 def _import_msgspec() -> None:
-    """Import msgspec without `typing_extensions`, which takes longer to import than all of msgspec.
-
-    It would import it where it is installed, for names that `typing` has as well.
-    """
+    """Import msgspec without `typing_extensions`, which takes longer to import than all of msgspec."""
     if "msgspec" not in sys.modules and "typing_extensions" not in sys.modules:
         sys.modules["typing_extensions"] = None  # type: ignore[assignment]  # an import of it fails
         try:

@@ -64,7 +64,7 @@ async def lines(agents: Agents, name: str) -> list[tuple[str, bool]]:
     return [(each["status"], "thread_id" in each) for each in one.get("last", [])]
 
 
-@pytest.mark.req("K-TH-06")
+@pytest.mark.req("K-TH-07")
 async def test_a_schedule_starts_threads_in_its_own_name(scheduled: Agents, stored: str) -> None:
     agents = scheduled
     words: Any = {"item_id": "study", "cron": "0 * * * *", "inputs": {"topic": "birds"}}
@@ -96,7 +96,7 @@ async def test_a_schedule_starts_threads_in_its_own_name(scheduled: Agents, stor
         assert refused.content["suggestion"]
 
 
-@pytest.mark.req("K-TH-06")
+@pytest.mark.req("K-TH-07")
 async def test_a_time_that_overlaps_is_skipped_queued_replaces_or_runs(scheduled: Agents, stored: str) -> None:
     agents = scheduled
     agents.model.default = lambda _: use("ask", question="Which colour?")

@@ -462,14 +462,14 @@ class ThreadRunner:
     async def _beat(self) -> None:
         """Renew the leases, and cancel threads that another process asked to cancel."""
         process = self._process()
-        while running := [thread_id for thread_id, task in self._tasks.items() if not task.done()]:
-            commands: Mapping[str, str] = dict.fromkeys(running, "")
+        while running := {thread_id: task for thread_id, task in self._tasks.items() if not task.done()}:
+            commands: Mapping[str, str] = {}
             with suppress(KiwiError):  # a store that is busy now is asked again
-                commands = await self.stores.do(partial(self.stores.threads.beat, running, process, now_ms()))
-            for thread_id in running:
+                commands = await self.stores.do(partial(self.stores.threads.beat, [*running], process, now_ms()))
+            for thread_id, task in running.items():  # some of them may have ended meanwhile
                 if commands.get(thread_id) == "cancel":
-                    self._tasks[thread_id].cancel()
-            await asyncio.wait({self._tasks[thread_id] for thread_id in running}, timeout=_BEAT)
+                    task.cancel()
+            await asyncio.wait({*running.values()}, timeout=_BEAT)
 
     async def aclose(self) -> None:
         """Stop what still runs: its lease is released, and a worker continues it."""

@@ -30,10 +30,7 @@ _PRIVATE, _SHARED = 0o600, 0o644
 
 
 class ClientFileChange(Struct, frozen=True):
-    """What will be written into a client's file; None stands for no file.
-
-    The texts may hold other servers' secrets, so only `diff` is ever shown.
-    """
+    """The new text of a client's file, None for no file; only `diff` is shown, as the texts may hold secrets."""
 
     path: Path
     before: str | None
@@ -93,10 +90,7 @@ def plan_connect(
 
 
 def plan_undo(client: str, scope: Scope, *, home: Path, project: Path, keep_in: Path | None = None) -> ClientFileChange:
-    """Return the change that takes Kiwi out again: the file as it was, or as it is now without Kiwi's entry.
-
-    Servers that were taken out for Kiwi's sake stand in it again.
-    """
+    """Return the change that takes Kiwi's entry out again and puts back the servers that Kiwi had replaced."""
     known, path = target_of(client, scope, home, project)
     before = _read(path, known)
     table = known.file.servers(before or "", what=str(path))
@@ -237,10 +231,7 @@ def _without(text: str, client: ClientApp, names: Sequence[str], *, what: str) -
 
 
 def _backups_since_connect(path: Path, keep_in: Path | None, client: ClientApp) -> list[tuple[Path, str]]:
-    """Return the backups of a file since Kiwi was written into it, with their texts, the oldest first.
-
-    The first is the file without Kiwi's entry. Later ones have the entry: Kiwi was connected again.
-    """
+    """Return the backups since Kiwi was connected, the oldest first; only the first lacks Kiwi's entry."""
     found: list[tuple[Path, str]] = []
     for backup in _backups(path, keep_in):
         try:

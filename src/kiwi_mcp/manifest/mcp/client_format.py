@@ -43,10 +43,7 @@ class Member(Struct, frozen=True):
 
 
 class Text(Struct, frozen=True):
-    """A JSON text with an object in it, in three forms: as written, without comments, and as plain JSON.
-
-    All three have each character in the same place.
-    """
+    """A JSON text as written, without comments, and as plain JSON, with each character in the same place."""
 
     written: str
     uncommented: str

@@ -105,10 +105,7 @@ def anchor(command: str, *, folder: Path | None) -> str:
 
 
 def unpinned(launch: ServerCommand) -> Issue | None:
-    """Return a warning where the command fetches a package in whatever version there is that day.
-
-    What Kiwi installs itself is fetched once, and stays what it was.
-    """
+    """Return a warning if the command fetches any version of a package; Kiwi installs its own packages once."""
     if package_command(launch.command, launch.args) is not None:
         return None
     lead = _FETCHERS.get(launch.program)
@@ -190,10 +187,7 @@ class PackageCommand(Struct, frozen=True):
 
 
 def package_command(command: str, args: Sequence[str]) -> PackageCommand | None:
-    """Return the package that a command would fetch; None if it fetches none.
-
-    A command that does not fetch from an index, or not from the user's index, is left as it is.
-    """
+    """Return the package that a command fetches from the user's index; None if it fetches none."""
     for runner in _RUNNERS.get(PurePosixPath(command).name, ()):
         if tuple(args[: len(runner.lead)]) == runner.lead:
             return _read_package(runner, args[len(runner.lead) :])

@@ -19,10 +19,9 @@ MAX_LENGTH = 300
 """How many characters of a query are stored."""
 
 _TIMEOUT = 10.0
-_OF = """select item, request, is_run, at, project, encoder, vector from remembered
-where owner = ? and actor = ? order by at desc, request"""
-_OF_ITEM = """select item, request, is_run, at, project, encoder, vector from remembered
-where owner = ? and actor = ? and project = ? and item = ? order by at desc, request"""
+_READ = "select item, request, is_run, at, project, encoder, vector from remembered where owner = ? and actor = ?"
+_OF = f"{_READ} order by at desc, request"
+_OF_ITEM = f"{_READ} and project = ? and item = ? order by at desc, request"
 _ADD = """insert into remembered (owner, actor, project, item, request, is_run, at, encoder, vector)
 values (?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict (owner, actor, project, item, request) do update
 set at = excluded.at, is_run = case when remembered.is_run > excluded.is_run then remembered.is_run

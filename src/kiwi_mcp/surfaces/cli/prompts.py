@@ -146,10 +146,7 @@ async def _typed() -> str:
 
 
 def ask_network(rows: Iterable[JsonObject]) -> Mapping[str, Sequence[str]]:
-    """Ask on the terminal, in one table, which hosts imported servers without a network may reach.
-
-    Without a terminal nothing is asked, and nothing is allowed.
-    """
+    """Ask on the terminal which hosts imported servers may reach; without a terminal, nothing is allowed."""
     waiting = {as_text(row.get("server")): as_text(row.get("allow")) for row in rows if row.get("allow")}
     if not waiting or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return {}

@@ -96,10 +96,7 @@ class CliSession:
         return self.show(answer, by_wire(row["wire"]), is_raw=is_raw)
 
     def show(self, answer: Answer, verb: Verb | None, *, is_raw: bool = False) -> int:
-        """Show an answer by the view of its verb, and return its exit code; `--json` shows the answer itself.
-
-        An answer without a typed response is JSON that is read as one here.
-        """
+        """Show an answer by the view of its verb, or as JSON with `--json`, and return its exit code."""
         screen = Screen(is_raw)
         if self.is_json:
             screen.json(answer.content)

@@ -86,10 +86,7 @@ def _well_known(door: Authenticator) -> Sequence[Route]:
 
 
 class AuthMiddleware:
-    """Lets a request through if the door does, with the visitor noted on it, and says why if it does not.
-
-    `verbs` answers the API, within the limits of the MCP endpoint.
-    """
+    """Authenticates each request, and gives it to the MCP endpoint, to the API (`verbs`) or to the registry."""
 
     def __init__(self, door: Authenticator, app: ASGIApp, mcp: McpEndpoint | None, verbs: ASGIApp) -> None:
         self._door = door

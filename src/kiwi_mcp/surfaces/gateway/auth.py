@@ -258,10 +258,7 @@ The SDK passes it on to everything that is done for a request, and so does every
 
 
 class VisitedKernel(Kernel):
-    """A kernel that knows its caller, so that runs are stored under the caller's name and hidden from others.
-
-    A kernel with a project serves that project alone, unless it `is_wide`.
-    """
+    """A kernel that knows who calls; with a project it serves that project alone, unless it `is_wide`."""
 
     def __init__(self, project: Path | None = None, *, user: Path | None = None, is_wide: bool = False) -> None:
         space = user or user_space()

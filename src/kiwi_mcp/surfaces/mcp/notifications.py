@@ -85,10 +85,7 @@ class ProgressRelay:
 
 
 def ahead_of(last: float | None, progress: Progress) -> float:
-    """Return the progress as a number above the last one sent: the protocol requires that it grows.
-
-    A report that says something new without more progress moves a small step, never up to the total.
-    """
+    """Return the progress as a number above the last one sent, as the protocol requires, and below the total."""
     if last is None or progress.done > last:
         return progress.done
     if progress.total is None:
