@@ -54,7 +54,8 @@ CALLS: Mapping[str, tuple[str, JsonObject, str]] = {
     ),
     "sqlite": ("write_query", {"query": "CREATE TABLE tea (name TEXT)"}, "affected"),
     "fetch": ("fetch", {"url": "http://127.0.0.1:{port}/page", "raw": True}, "Tea at five"),
-    # Node trusts no certificate of a stand-in: the call ends when the host has been reached and greeted.
+    # NODE_EXTRA_CA_CERTS is left out of an imported entry, so Node trusts no certificate of a stand-in: the call ends
+    # when the host has been reached and greeted.
     "github": ("search_repositories", {"query": "kiwi"}, "fetch failed"),
 }
 """The main function of each server (`SERVER:more` for others), its arguments, and what its answer contains."""
@@ -113,6 +114,7 @@ def repository(project: Path) -> None:
     git = ["git", "-C", str(project), "-c", "user.name=Ann", "-c", "user.email=ann@example.test"]
     subprocess.run([*git, "init", "-q"], check=True, timeout=30)
     (project / "tea.txt").write_text("tea")
+    (project / "new.txt").write_text("new")
     subprocess.run([*git, "add", "tea.txt"], check=True, timeout=30)
 
 
@@ -150,7 +152,6 @@ def test_two_imported_servers_do_their_work(project: Path, home: Path) -> None:
     rows = {as_text(row["server"]): row for row in map(as_object, as_list(done["servers"]))}
     assert rows["memory"]["may_change"] == "~/mem"
     assert (rows["git"]["may_reach"], rows["git"]["allow"]) == ("no network", "kiwi mcp allow git --host HOST")
-    (project / "new.txt").write_text("new")
     owner = worked(project, home, ["memory", *(name for name in CALLS if name.startswith("git") and name != "github")])
     assert owner.approved == 5
     assert git_says(project, "log", "--format=%s", "tea") == ["by a server"]
@@ -249,9 +250,9 @@ def test_ten_imported_servers_do_their_work(
     }
     (home / ".cursor").mkdir()
     (home / ".cursor/mcp.json").write_text(json.dumps({"mcpServers": servers}))
-    done = owner_does(project, "mcp", action="import", with_secrets=True)
+    done = owner_does(project, "setup", yes=True)
     rows = {as_text(row["server"]): row for row in map(as_object, as_list(done["servers"]))}
-    assert {name: row["status"] for name, row in rows.items()} == dict.fromkeys(servers, "added"), done
+    assert {name: row.get("fault") for name, row in rows.items()} == dict.fromkeys(servers), done
     assert {name: row["may_reach"] for name, row in rows.items() if row["may_reach"] != "no network"} == {
         "github": "api.github.com", "fetch": "any public host", "browser": "any public host",
     }  # fmt: skip

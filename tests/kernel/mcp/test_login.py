@@ -307,7 +307,7 @@ Story = Callable[[Callable[[Owner], Awaitable[None]]], None]
 
 def age(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Move the clock that decides on the age of tokens."""
-    for module in ("token_endpoint", "account"):
+    for module in ("authorization", "account"):
         monkeypatch.setattr(f"kiwi_mcp.drivers.mcp.oauth.{module}.time", lambda: time.time() + seconds)
 
 

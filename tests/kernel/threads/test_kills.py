@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import re
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,13 +23,14 @@ from tests.plugins.scripted_model import MODEL, ModelRequest, ScriptedTurn, say,
 from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.threads import Thread
 from kiwi_mcp.kernel.threads.runner import ThreadRunner
+from kiwi_mcp.kernel.threads.wake import worker_lock
 from kiwi_mcp.store.threads import ThreadFilter
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 SEED = 11
 EFFECTS = ("pure", "idempotent", "at_most_once")
 CHILDREN = 3
-SCRIPT = """cat > /dev/null; echo "$KIWI_IDEMPOTENCY_KEY" >> {effect}.txt; sync {effect}.txt; sleep 0.02; echo '{{}}'"""
+SCRIPT = """echo "$KIWI_IDEMPOTENCY_KEY" >> {effect}.txt; sync {effect}.txt; sleep 0.02; echo '{{}}'"""
 LONGEST = 6.0
 """How many seconds a process lives at most before it is killed."""
 
@@ -60,22 +63,27 @@ class Siege:
             is_new = not self.under_way() or self.chance.random() < 0.2
             start = ["thread", "start", "lead", "--wait", "--input", f"topic=children {self.started}"]
             self.started += is_new
-            await asyncio.to_thread(self.kill_one, start if is_new else ["worker"])
+            await asyncio.to_thread(self.kill_one, start if is_new else ["worker", "--until-idle"])
             await self.answer_all()
 
     def kill_one(self, words: list[str]) -> None:
         """Run one command and kill it, with a random delay after a random number of requests to the model."""
         before = len(self.agents.model.requests) + self.chance.randint(0, 5)
         process = self.popen(*words)
-        until, delay = time.monotonic() + LONGEST, self.chance.random() * 0.3
-        while process.poll() is None and time.monotonic() < until and len(self.agents.model.requests) <= before:
-            time.sleep(0.005)
+        delay = self.chance.random() * 0.3
+        self.wait_for_requests(before, process)
         with suppress(subprocess.TimeoutExpired):
             process.wait(delay)
         if process.poll() is None:
             process.kill()
             self.killed[words[0]] += 1
         process.wait()
+
+    def wait_for_requests(self, count: int, process: subprocess.Popen[bytes], seconds: float = LONGEST) -> None:
+        """Wait until the model had more requests than a number, the process has ended, or some seconds have passed."""
+        until = time.monotonic() + seconds
+        while process.poll() is None and time.monotonic() < until and len(self.agents.model.requests) <= count:
+            time.sleep(0.005)
 
     def popen(self, *words: str) -> subprocess.Popen[bytes]:
         """Start a command of Kiwi."""
@@ -107,7 +115,7 @@ class Siege:
         for _ in range(20):
             if not self.under_way():
                 return
-            await asyncio.to_thread(self.popen("worker").wait, 60)
+            await asyncio.to_thread(self.popen("worker", "--until-idle").wait, 100)
             await self.answer_all()
         raise AssertionError([(one.id, one.status, one.waits_for) for one in self.threads() if not one.is_ended])
 
@@ -188,6 +196,15 @@ async def besieged(request: pytest.FixtureRequest, agents: Agents) -> Siege:
     agents.model.default = turn_of
     print(f"seed: {SEED}")  # noqa: T201 - shown when a test fails
     return Siege(agents, random.Random(SEED))
+
+
+@pytest.fixture(autouse=True)
+def no_other_worker(agents: Agents) -> Iterator[None]:
+    """Let no command start a worker of its own, which no test could kill."""
+    lock = worker_lock(agents.user)
+    assert lock is not None
+    yield
+    os.close(lock)
 
 
 @pytest.mark.timeout(120)

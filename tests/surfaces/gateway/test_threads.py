@@ -7,13 +7,17 @@ import json
 from pathlib import Path
 from typing import Literal
 
+import httpx2
 import pytest
 from tests.kernel.threads.conftest import ALL_TOOLS, DIRECTIVE, Agents, write_provider
 from tests.plugins.scripted_model import ModelRequest, ScriptedModel, say, use
 from tests.surfaces.gateway.conftest import ServeTools
 from tests.surfaces.gateway.test_mcp import answer_in
 
+from kiwi_mcp.domain.calls import NO_CALLER, Caller, CallOrigin
+from kiwi_mcp.domain.json import Json
 from kiwi_mcp.kernel import Kernel
+from kiwi_mcp.kernel.verbs import thread
 from kiwi_mcp.policy.tokens import TokenStore
 
 
@@ -97,3 +101,51 @@ async def test_a_thread_of_a_token_runs_in_the_worker_with_the_rights_of_the_tok
     runs = await kernel.call("runs", {"action": "list", "actor": "ada"})
     assert "one" in json.dumps(runs.content), runs.content
     await kernel.aclose()
+
+
+@pytest.mark.usefixtures("processes")
+async def test_no_tool_call_answers_a_question_and_a_token_that_may_manage_does(
+    serving_tools: ServeTools,
+    project: Path,
+    home: Path,
+    scripted_model: ScriptedModel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(thread, "start_worker", lambda *_: None)
+    user = home / ".ai"
+    (user / "tools").mkdir(parents=True)
+    write_provider(user, scripted_model, "openai_chat")
+    agents = Agents(project, user, scripted_model, Kernel(project, user=user))
+    agents.directive("study")
+    await agents.sign("study")
+    scripted_model.will(use("ask", question="Sure?"), say("Done."))
+    waiting = await agents.start("study")
+    question = waiting["questions"][0]["question_id"]
+    answer: dict[str, Json] = {"action": "answer", "question_id": question, "answer": "yes"}
+    approve: dict[str, Json] = {"action": "approve", "approval_id": "1"}
+    asking = Caller(origin=CallOrigin(waiting["thread_id"]))
+    for caller in (NO_CALLER, Caller(is_owner=True), asking):  # also not the owner's own call of `execute`
+        for given in (answer, approve):
+            assert (await agents.call("execute", caller, **given)).is_error
+    async with asyncio.timeout(60), serving_tools(project=project) as served:
+        for kind in ("owner", "agent", "service"):
+            token = served.tokens.add(f"a-{kind}", (), can_write=False, can_use_tools=True, can_author=True, kind=kind)
+            async with served.client(token) as client:
+                for tool, given in (
+                    ("execute", answer),
+                    ("thread", answer),
+                    ("execute", approve),
+                    ("approvals", approve),
+                ):
+                    assert (await client.call_tool(tool, given)).is_error, (kind, tool)
+        assert (await agents.read("thread", action="show", thread_id=waiting["thread_id"]))["questions"]
+        manager = served.tokens.add("ci", (), can_write=False, can_use_tools=True, kind="owner", can_manage=True)
+        address = f"{served.url.removesuffix('/mcp')}/v1/thread/answer"
+        async with httpx2.AsyncClient(trust_env=False, headers={"Authorization": f"Bearer {manager}"}) as client:
+            body = {"question_id": question, "answer": "yes"}
+            first, second = [await client.post(address, json=body) for _ in range(2)]
+        assert (first.status_code, second.json()["code"]) == (200, "invalid_request"), first.text
+    done = await agents.read("thread", action="resume", thread_id=waiting["thread_id"], wait=True)
+    assert (done["status"], done["result"]) == ("completed", "Done."), done
+    assert "yes" in json.dumps(scripted_model.requests[-1].json)
+    await agents.kernel.aclose()
