@@ -70,8 +70,8 @@ KiwiError
 │   ├── ReservedName
 │   ├── LeaseLost
 │   ├── ThreadTaken
-│   ├── ThreadEnded
 │   ├── RecoveryLimit
+│   ├── ThreadEnded
 │   └── ThreadWaiting
 ├── ToolFailed          look at the tool's message and logs; only the Python API raises it
 └── Internal            report the incident id

@@ -65,7 +65,6 @@ def test_an_old_name_still_finds_its_command(alias: str, path: str) -> None:
         ("undo --limit 3", "runs undoable"),
         ("approvals rules --json", "approvals rules list"),
         ("registry add team https://a.example", "registry remote add"),
-        ("memory show say", "recall show"),
         ("audit --json", "audit list"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`kiwi memory`: the stored searches of a person."""
+"""`kiwi recall`: the stored searches of a person."""
 
 from __future__ import annotations
 
@@ -40,35 +40,35 @@ def known(home: Path) -> None:
 
 
 def test_the_list_shows_the_latest_entries_first(kiwi: Kiwi, known: None) -> None:
-    response = kiwi("memory")
+    response = kiwi("recall")
     assert response.out == (
         "mcp/post/parcel  load  1970-01-03  where is my parcel\nuser/local/umbrella  run  1970-01-02  will it rain\n"
     )
     assert "2 in all" in response.err
-    assert kiwi("memory", "show", "umbrella").out == "user/local/umbrella  run  1970-01-02  will it rain\n"
+    assert kiwi("recall", "show", "umbrella").out == "user/local/umbrella  run  1970-01-02  will it rain\n"
 
 
 def test_forget_removes_one_item_or_all(kiwi: Kiwi, known: None) -> None:
-    assert kiwi("memory", "forget", "post/parcel").out == "1 remembered request forgotten\n"
-    assert json.loads(kiwi("memory", "--json").out)["remembered"] == [
+    assert kiwi("recall", "forget", "post/parcel").out == "1 remembered request forgotten\n"
+    assert json.loads(kiwi("recall", "--json").out)["remembered"] == [
         {"request": "will it rain", "item": "user/local/umbrella", "used": "run", "at": "1970-01-02T00:00:00Z"}
     ]
-    assert json.loads(kiwi("memory", "forget", "--yes", "--json").out)["forgotten"] == 1
-    ended = kiwi("memory")
+    assert json.loads(kiwi("recall", "forget", "--yes", "--json").out)["forgotten"] == 1
+    ended = kiwi("recall")
     assert ended.out == ""
     assert "No search is remembered" in ended.err
-    assert kiwi("memory", "show", "umbrella").code != 0
+    assert kiwi("recall", "show", "umbrella").code != 0
 
 
 @pytest.mark.parametrize("given", ["", "n\n", "y\n"])
 def test_without_a_terminal_only_yes_forgets_all(kiwi: Kiwi, known: None, given: str) -> None:
-    refused = kiwi("memory", "forget", given=given)
+    refused = kiwi("recall", "forget", given=given)
     assert (refused.code, refused.out) == (6, "")
     assert "Delete everything" in refused.err
     assert "`--yes`" in refused.err
-    assert json.loads(kiwi("memory", "forget", "--json", given=given).out)["code"] == "not_permitted"
-    assert len(json.loads(kiwi("memory", "--json").out)["remembered"]) == 2
-    assert kiwi("memory", "forget", "--yes", given=given).out == "2 remembered requests forgotten\n"
+    assert json.loads(kiwi("recall", "forget", "--json", given=given).out)["code"] == "not_permitted"
+    assert len(json.loads(kiwi("recall", "--json").out)["remembered"]) == 2
+    assert kiwi("recall", "forget", "--yes", given=given).out == "2 remembered requests forgotten\n"
 
 
 @pytest.mark.usefixtures("processes")
@@ -78,7 +78,7 @@ def test_a_person_on_a_terminal_is_asked_before_everything_is_forgotten(
 ) -> None:
     own, theirs = pty.openpty()
     env = {**os.environ, "PYTHONPATH": str(Path(kiwi_mcp.__file__).parents[1]), "TERM": "dumb"}
-    command = [sys.executable, "-m", "kiwi_mcp", "memory", "forget"]
+    command = [sys.executable, "-m", "kiwi_mcp", "recall", "forget"]
     with Popen(command, cwd=project, env=env, stdin=theirs, stderr=theirs, stdout=PIPE) as process:
         os.close(theirs)
         seen = _until(own, b"[N]o: ")
@@ -87,7 +87,7 @@ def test_a_person_on_a_terminal_is_asked_before_everything_is_forgotten(
     os.close(own)
     assert b"Delete everything" in seen
     assert code == (6 if left else 0)
-    assert len(json.loads(kiwi("memory", "--json").out)["remembered"]) == left
+    assert len(json.loads(kiwi("recall", "--json").out)["remembered"]) == left
 
 
 @pytest.mark.usefixtures("processes")
@@ -95,13 +95,13 @@ def test_a_person_on_a_terminal_is_asked_before_everything_is_forgotten(
 def test_yes_or_the_name_of_an_item_is_enough(kiwi: Kiwi, known: None, project: Path, word: str, left: int) -> None:
     own, theirs = pty.openpty()
     env = {**os.environ, "PYTHONPATH": str(Path(kiwi_mcp.__file__).parents[1]), "TERM": "dumb"}
-    command = [sys.executable, "-m", "kiwi_mcp", "memory", "forget", word]
+    command = [sys.executable, "-m", "kiwi_mcp", "recall", "forget", word]
     with Popen(command, cwd=project, env=env, stdin=theirs, stderr=theirs, stdout=PIPE) as process:
         os.close(theirs)
         code = process.wait(30)
     os.close(own)
     assert code == 0
-    assert len(json.loads(kiwi("memory", "--json").out)["remembered"]) == left
+    assert len(json.loads(kiwi("recall", "--json").out)["remembered"]) == left
 
 
 @pytest.mark.usefixtures("sandbox")
@@ -112,7 +112,7 @@ def test_a_load_before_a_run_or_why_is_not_remembered(kiwi: Kiwi, home: Path, pr
     (folder / "main.sh").write_text('[ "$WORD" != no ]\n')
 
     def learnt() -> list[tuple[str, str]]:
-        return [(one["item"], one["used"]) for one in json.loads(kiwi("memory", "--json").out)["remembered"]]
+        return [(one["item"], one["used"]) for one in json.loads(kiwi("recall", "--json").out)["remembered"]]
 
     assert "say" in kiwi("search", "speak a word aloud").out
     assert kiwi("run", "say", "word=no").code != 0
@@ -133,9 +133,9 @@ def test_a_load_before_a_run_or_why_is_not_remembered(kiwi: Kiwi, home: Path, pr
 
 def test_the_list_reports_that_the_owner_switched_it_off(kiwi: Kiwi, known: None, home: Path) -> None:
     (home / ".ai" / "registry.yaml").write_text("remember: false\n")
-    assert "`remember: false`" in kiwi("memory").err
+    assert "`remember: false`" in kiwi("recall").err
     (home / ".ai" / "registry.yaml").write_text("remember: perhaps\n")
-    assert "says neither yes nor no" in kiwi("memory").err
+    assert "says neither yes nor no" in kiwi("recall").err
 
 
 def _until(terminal: int, wanted: bytes) -> bytes:
