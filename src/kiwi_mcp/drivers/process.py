@@ -152,10 +152,11 @@ class Process:
         except OSError as fault:
             raise _unwritable(space, fault) from fault
         spec = plan.spec
+        confirm = None
         if caller.journal is not None:  # a call of a thread: it has the same key whenever it is repeated
-            caller.journal.confirm()
+            confirm = caller.journal.confirm
             spec = replace(spec, env={**spec.env, "KIWI_IDEMPOTENCY_KEY": caller.origin.key})
-        result = await sandbox.run(spec, secrets=secrets, report=caller.report)
+        result = await sandbox.run(spec, secrets=secrets, report=caller.report, confirm=confirm)
         homes = {tool_files: str(chain.tool.origin.root), runtime_files: str(chain.executor.origin.root)}
         outcome = outcome_of(chain.tool.id, frame.words.result_from, homes, plan.spec, result)
         if outcome.status == "error" and sandbox.profile.level in {"sandboxed", "restricted"}:

@@ -63,8 +63,18 @@ class Sandbox(Struct, frozen=True):
     traffic: TrafficLog = field(default_factory=TrafficLog)
     """What its processes sent and received, as far as they reach the network through the proxy."""
 
-    async def run(self, spec: ProcessSpec, *, secrets: Mapping[str, str], report: Report) -> subprocess.ProcessResult:
-        """Run a process confined; where what should have held it failed, it was not run, and that is raised."""
+    async def run(
+        self,
+        spec: ProcessSpec,
+        *,
+        secrets: Mapping[str, str],
+        report: Report,
+        confirm: Callable[[], None] | None = None,
+    ) -> subprocess.ProcessResult:
+        """Run a process confined; where what should have held it failed, it was not run, and that is raised.
+
+        `confirm` is called immediately before it starts, and raises if it may not start any more.
+        """
         async with AsyncExitStack() as keep:
             if self.watch is not None:
                 await keep.enter_async_context(self._watched(NameWatch.end))
@@ -74,7 +84,12 @@ class Sandbox(Struct, frozen=True):
                 confined = keep.enter_context(self.standing.backend.wrap(spec, self.profile))
             watch = self._watch_of(confined) if self.profile.writable or confined.watch else None
             result = await subprocess.run(
-                confined.spec, secrets=secrets, report=report, handover=confined.handover, watch=watch
+                confined.spec,
+                secrets=secrets,
+                report=report,
+                handover=confined.handover,
+                watch=watch,
+                confirm=confirm,
             )
             try:
                 confined.check(result)

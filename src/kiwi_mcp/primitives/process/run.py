@@ -191,11 +191,12 @@ async def run(
     report: Report = silent,
     handover: Handover = NOTHING,
     watch: Watch | None = None,
+    confirm: Callable[[], None] | None = None,
 ) -> ProcessResult:
     """Run a process to its end, and end all that it started.
 
     `argv` is taken as it stands; `${NAME}` is revealed in the values of `env` alone. `handover` is what a sandbox
-    gives the process besides, and `watch` says why it has to be stopped.
+    gives the process besides, and `watch` says why it has to be stopped. `confirm` raises if it may not start any more.
     """
     env = dict(spec.env)
     for name, value in spec.env.items():
@@ -208,6 +209,8 @@ async def run(
     await (_queued(turns) if turns.locked() else turns.acquire())
     try:
         with adopting():
+            if confirm is not None:
+                confirm()
             child = _Child(spec, program, env, Redactor(secrets) if secrets else _NO_SECRETS, report, handover)
             stopped = ""
             try:
