@@ -30,7 +30,7 @@ check: setup
 
 test: check
 	@scripts/setup.sh --test
-	@pytest -q -n 3 -m "full and not soak"
+	@pytest -q -n 4 --dist worksteal -m "full and not soak"
 	@$(MAKE) --no-print-directory docs
 
 # The site is .cache/site/index.html. A page or a link that is missing ends the build.

@@ -34,6 +34,7 @@ from measure import Measured
 from releases import fill, opened
 
 _PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+_SOAK = "## Workers on one PostgreSQL\n"
 _HEAD = """# Benchmarks
 
 `make bench` writes this page (`benchmarks/run.py --write`). Every case runs once per turn, so that other load on the
@@ -185,6 +186,12 @@ def _commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
+def _soaked() -> str:
+    """Return the figures of `make soak`, which are written by hand at the end of the page."""
+    _, mark, rest = _PAGE.read_text(encoding="utf-8").partition(_SOAK)
+    return mark + rest
+
+
 def main() -> None:
     """Measure everything and print the page."""
     options = argparse.ArgumentParser(description=__doc__)
@@ -225,6 +232,7 @@ def main() -> None:
         learning.report(learning.options().parse_args([]), is_page=True),
         f"## A turn of an agent, without the model\n\n{_AGENT}\n\n{agent_turns.table()}",
         imports(),
+        _soaked(),
     ]
     page = "\n".join(sections)
     print(page)

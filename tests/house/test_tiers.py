@@ -71,17 +71,8 @@ def run(folder: Path, root: Path, tier: str) -> str:
     """Run the tests above that belong to a tier, and return what pytest prints."""
     (folder / "conftest.py").write_text("", encoding="utf-8")
     (folder / "test_some.py").write_text(TESTS, encoding="utf-8")
-    words = [
-        "-m",
-        "pytest",
-        "-v",
-        "-p",
-        "no:cacheprovider",
-        "-c",
-        str(root / "pyproject.toml"),
-        "--rootdir",
-        str(folder),
-    ]
+    own = [f"--basetemp={folder / 'temporary'}", "-c", str(root / "pyproject.toml"), "--rootdir", str(folder)]
+    words = ["-m", "pytest", "-v", "-p", "no:cacheprovider", *own]
     env = {"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin"}
     command = [sys.executable, *words, "-m", tier, "test_some.py"]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=50, check=False)
