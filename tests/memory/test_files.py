@@ -38,6 +38,7 @@ def root(tmp_path: Path) -> Path:
         ("notes/.hidden", ReservedPath),
         ("preferences.yaml", ReservedPath),
         ("policy.yaml", ReservedPath),
+        ("Preferences.YAML", ReservedPath),
     ],
 )
 def test_a_path_outside_or_of_the_owner_is_not_changed(root: Path, path: str, error: type[KiwiError]) -> None:
@@ -132,6 +133,15 @@ def test_a_search_finds_lines_and_names_within_bounds(root: Path) -> None:
     assert found["omitted_matches"] == 11
     assert max(len(match["text"]) for match in found["matches"]) == 500  # type: ignore[union-attr,index,call-overload,arg-type]
     assert search_files(root, "tea", "notes", in_names=True)["matches"] == [{"path": "notes/tea.md"}]
+
+
+def test_a_long_file_is_shown_without_a_comparison_that_takes_too_long(root: Path) -> None:
+    (root / "long.md").write_text("".join(f"a{number % 7}\n" for number in range(200_000)))
+
+    change = planned(root, "write", {"path": "long.md", "content": "".join(f"a{n % 5}\n" for n in range(200_000))})
+
+    assert change.diff().startswith("--- before: 200,000 lines\n+++ after: 200,000 lines\n+a0\n")
+    assert planned(root, "write", {"path": "agents.MD", "content": "x"}).asks_always
 
 
 def test_a_deleted_file_leaves_no_empty_folder(root: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -125,17 +126,35 @@ def test_an_export_is_imported_elsewhere_and_exported_again_byte_for_byte(
         return answers
 
     assert [answer["status"] for answer in asyncio.run(move())] == ["exported", "imported", "exported"]
+    assert (tmp_path / "first").stat().st_mode & 0o077 == 0
     assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
     assert (tmp_path / "other" / "memory" / "notes" / "žluť.md").read_text() == "Ben\n"
 
 
+COMMIT = (
+    "blob\nmark :1\ndata 11\n/etc/passwd\nreset refs/heads/main\ncommit refs/heads/main\nmark :2\n"
+    "committer A <a@b> 1795000395 +0000\ndata 1\nx\nM {mode} :1 {path}\n\n"
+)
+
+
 @pytest.mark.req("N4")
-def test_an_import_with_a_link_is_refused_and_leaves_nothing(project: Path, root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("stream", "code"),
+    [
+        (COMMIT.format(mode="120000", path="notes.md"), "invalid_request"),
+        (COMMIT.format(mode="100644", path=".gitattributes"), "reserved_path"),
+        (COMMIT.format(mode="100644", path="notes/.hidden/a.md"), "reserved_path"),
+        ("feature export-marks=marks\n" + COMMIT.format(mode="100644", path="a.md"), "invalid_request"),
+        ("not a stream", "invalid_request"),
+        ("", "invalid_request"),
+    ],
+    ids=["link", "attributes", "hidden", "unsafe feature", "garbage", "empty"],
+)
+def test_a_bad_import_is_refused_and_leaves_nothing(
+    stream: str, code: str, project: Path, root: Path, tmp_path: Path
+) -> None:
     bad = tmp_path / "bad"
-    bad.write_text(
-        "blob\nmark :1\ndata 11\n/etc/passwd\nreset refs/heads/main\ncommit refs/heads/main\nmark :2\n"
-        "committer A <a@b> 1795000395 +0000\ndata 1\nx\nM 120000 :1 notes.md\n\n"
-    )
+    bad.write_text(stream)
 
     async def story() -> JsonObject:
         kernel = Kernel(project)
@@ -144,8 +163,29 @@ def test_an_import_with_a_link_is_refused_and_leaves_nothing(project: Path, root
         finally:
             await kernel.aclose()
 
-    assert asyncio.run(story())["code"] == "invalid_request"
+    assert asyncio.run(story())["code"] == code
     assert [*root.iterdir()] == []
+    assert not [*tmp_path.rglob("marks")]
+
+
+@pytest.mark.req("N4")
+def test_a_memory_that_is_a_file_is_unavailable(call: Call, root: Path) -> None:
+    root.parent.mkdir(parents=True, exist_ok=True)
+    root.write_text("no folder")
+    assert call("memory_list")["code"] == "unavailable"
+    assert call("memory_write", path="a.md", content="x")["code"] == "unavailable"
+    assert root.read_text() == "no folder"
+
+
+@pytest.mark.req("N4")
+def test_a_change_that_cannot_be_recorded_is_taken_back(call: Call, root: Path) -> None:
+    call("memory_write", path="a.md", content="one\n", approved=True)
+    lock = root / ".git" / "index.lock"  # as a git that was killed leaves it
+    lock.touch()
+    assert call("memory_write", path="a.md", content="two\n", approved=True)["code"] == "unavailable"
+    assert (root / "a.md").read_text() == "one\n"
+    os.utime(lock, (0, 0))  # it is old by now
+    assert call("memory_write", path="a.md", content="three\n", approved=True)["bytes_written"] == 6
 
 
 @pytest.mark.req("N4")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -12,12 +14,15 @@ from msgspec import Struct
 from kiwi_mcp.domain.errors import CommandMissing, InvalidRequest, NotFound, Unavailable
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.patterns import lazy_pattern
-from kiwi_mcp.drivers.git import run_git
+from kiwi_mcp.drivers.git import SECONDS, run_git
 from kiwi_mcp.memory.files import parts_of
 from kiwi_mcp.primitives.process.run import ProcessResult
 
 _COMMIT = lazy_pattern(r"[0-9a-f]{7,64}")
 _BRANCH = "refs/heads/main"
+_LOCKS = ("index.lock", "HEAD.lock", f"{_BRANCH}.lock")
+_STALE = 2 * SECONDS
+"""After how many seconds a lock is one that a killed git left: Kiwi gives git half of that."""
 _PLAIN = {"100644", "100755"}
 _SETTINGS = ("-c", "core.excludesFile=/dev/null", "-c", "core.autocrlf=false", "-c", "core.attributesFile=/dev/null")
 """No setting of the owner leaves a file out or changes its bytes."""
@@ -34,6 +39,10 @@ class GitHistory(Struct, frozen=True):
             await self._ask("init", "-q", "--template=", "--initial-branch=main")
             (self.root / ".git" / "info").mkdir(exist_ok=True)
             (self.root / ".git" / "info" / "exclude").write_text(".*\n", encoding="utf-8")
+        for name in _LOCKS:  # of a git that was killed
+            with suppress(OSError):
+                if time.time() - (left := self.root / ".git" / name).stat().st_mtime > _STALE:
+                    left.unlink()
 
     async def record(self, path: str, message: str) -> None:
         """Commit a file, or the whole folder, if it is not as it was committed last."""
@@ -66,7 +75,7 @@ class GitHistory(Struct, frozen=True):
     async def imported(self, stream: bytes) -> int:
         """Fill an empty folder from a stream, and return the number of files; a stream with other files is refused."""
         try:
-            await self._ask("fast-import", "--quiet", stdin=stream)
+            await self._read(stream)
             listed = await self._ask("ls-tree", "-r", "-z", "main")
             rows = [os.fsdecode(row).partition("\t") for row in listed.split(b"\0") if row]
             for head, _, path in rows:
@@ -76,6 +85,14 @@ class GitHistory(Struct, frozen=True):
             shutil.rmtree(self.root / ".git", ignore_errors=True)
             raise
         return len(rows)
+
+    async def _read(self, stream: bytes) -> None:
+        """Read a stream into the repository. git refuses the features with which it could name files elsewhere."""
+        done = await self._run("fast-import", "--quiet", stdin=stream)
+        if done.exit_code != 0 or not await self._head():
+            raise InvalidRequest(
+                "The file is not an exported memory.", suggestion="Use a file of `kiwi memory export`."
+            )
 
     async def _head(self) -> bool:
         return await self._is_known(_BRANCH)

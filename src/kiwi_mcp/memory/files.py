@@ -5,6 +5,7 @@ No path leaves the folder: every part is opened relative to the one before it, a
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,15 @@ from secrets import token_hex
 
 from msgspec import Struct
 
-from kiwi_mcp.domain.errors import Conflict, InvalidArguments, NotFound, PathInvalid, ReservedPath, TooLarge
+from kiwi_mcp.domain.errors import (
+    Conflict,
+    InvalidArguments,
+    NotFound,
+    PathInvalid,
+    ReservedPath,
+    TooLarge,
+    Unavailable,
+)
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_text
 
@@ -30,8 +39,10 @@ FOLDER = "memory"
 """The name of the folder within the user's `.ai` folder."""
 OWNER_FILES = frozenset({"preferences.yaml", "policy.yaml", "config.yaml", "registry.yaml", "approvals.yaml"})
 """Files at the top of the folder that only the owner changes, with an editor."""
-INSTRUCTIONS = frozenset({"AGENT.md", "AGENTS.md", "AGENT-user.md", "skills", "directives"})
-"""Files and folders at the top that models follow: a change of them is always shown to the owner."""
+INSTRUCTIONS = frozenset({"agent.md", "agents.md", "agent-user.md", "skills", "directives"})
+"""Files and folders at the top that models follow, in any case of letters: the owner is always asked."""
+_MOST_COMPARED = 1_000
+"""The most lines of a file that are compared line by line."""
 _LONGEST_PATH = 1_000
 _LONGEST_NAME = 255
 _MOST_FILES = 20_000
@@ -53,11 +64,14 @@ class Change(Struct, frozen=True):
     @property
     def asks_always(self) -> bool:
         """Whether models follow the file, so that no rule answers for the owner."""
-        return self.path.partition("/")[0] in INSTRUCTIONS
+        return self.path.partition("/")[0].casefold() in INSTRUCTIONS
 
     def diff(self) -> str:
-        """Return the change as a unified diff."""
+        """Return the change as a unified diff; long files, which take too long to compare, as the new text."""
         before, after = ((data or b"").decode(errors="replace").splitlines() for data in (self.before, self.after))
+        if max(len(before), len(after)) > _MOST_COMPARED:
+            head = f"--- before: {len(before):,} lines\n+++ after: {len(after):,} lines"
+            return "\n".join((head, *(f"+{line}" for line in after)))
         return "\n".join(unified_diff(before, after, "before", "after", lineterm=""))
 
 
@@ -69,10 +83,10 @@ def version_of(data: bytes | None) -> str:
 def parts_of(path: str) -> tuple[str, ...]:
     """Return the parts of a path within the folder; the folder itself has none."""
     parts = tuple(path.split("/")) if path not in {"", "."} else ()
-    if len(path) > _LONGEST_PATH or any(len(os.fsencode(part)) > _LONGEST_NAME for part in parts):
-        raise PathInvalid(path, "is too long")
     if "\\" in path or not path.isprintable():
         raise PathInvalid(path, "has characters that no path here has")
+    if len(path) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in parts):
+        raise PathInvalid(path, "is too long")
     if path.startswith("/") or any(part in {"", ".", ".."} for part in parts):
         raise PathInvalid(path, "is not a path within the memory folder")
     if any(part.startswith(".") for part in parts):
@@ -89,7 +103,7 @@ def planned(root: Path, action: str, given: JsonObject) -> Change:
     parts = parts_of(path)
     if not parts:
         raise PathInvalid(path, "is the memory folder itself")
-    if len(parts) == 1 and path in OWNER_FILES:
+    if len(parts) == 1 and path.casefold() in OWNER_FILES:
         raise ReservedPath(path)
     before = None
     with suppress(NotFound):
@@ -252,6 +266,8 @@ def _folder(root: Path, parts: Sequence[str], *, path: str = "", makes: bool = F
         here = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError as error:  # nothing was written yet
         raise _missing(path) from error
+    except OSError as error:
+        raise cannot_open(root, error) from error
     try:
         for part in parts:
             if makes:
@@ -272,11 +288,21 @@ def _opened(name: str, folder: int, path: str, flags: int = _READ | os.O_NONBLOC
     except FileNotFoundError as error:
         raise _missing(path) from error
     except OSError as error:
-        raise PathInvalid(path, "is a link, or leads through something that is not a folder") from error
+        if error.errno in {errno.ELOOP, errno.ENOTDIR}:
+            raise PathInvalid(path, "is a link, or leads through something that is not a folder") from error
+        raise cannot_open(Path(path), error) from error
     try:
         yield file
     finally:
         os.close(file)
+
+
+def cannot_open(path: Path, error: OSError) -> Unavailable:
+    """Return the error for a file or folder that the system does not let Kiwi use."""
+    return Unavailable(
+        f"The memory cannot use {str(path)!r:.200}: {error.strerror}.",
+        suggestion="Check the permissions of the folder and the free space.",
+    )
 
 
 def _missing(path: str) -> NotFound:

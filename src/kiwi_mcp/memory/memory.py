@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.memory.files import FOLDER, Change, apply, parts_of, planned, version_of
+from kiwi_mcp.memory.files import FOLDER, Change, apply, cannot_open, parts_of, planned, version_of
 
 _PATIENCE = 10.0
 _PAUSE = 0.02
@@ -49,15 +49,21 @@ class Memory(Struct, frozen=True):
             if change.before != change.after:
                 # What was changed with an editor, or by a process that was killed, gets an entry of its own.
                 await self.history.record(change.path, f"Changed outside Kiwi: {change.path}")
-                await asyncio.to_thread(apply, self.root, change)
+                await self._apply(change)
                 try:
                     await self.history.record(change.path, f"{action.capitalize()} {change.path}\n\nBy: {by}")
-                except Exception:
-                    await asyncio.to_thread(apply, self.root, Change(change.path, change.after, change.before))
+                except (Exception, asyncio.CancelledError):
+                    await self._apply(Change(change.path, change.after, change.before))
                     raise
         if change.after is None:
             return {"path": change.path, "deleted": True}
         return {"path": change.path, "bytes_written": len(change.after), "version": version_of(change.after)}
+
+    async def _apply(self, change: Change) -> None:
+        try:
+            await asyncio.to_thread(apply, self.root, change)
+        except OSError as error:
+            raise cannot_open(self.root / change.path, error) from error
 
     async def versions(self, path: str, limit: int, commit: str) -> JsonObject:
         """Return the history of a path, or a file as it was after one change."""
@@ -72,8 +78,11 @@ class Memory(Struct, frozen=True):
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         """Keep other processes from changing the memory meanwhile; its folder and its history are made if need be."""
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise cannot_open(self.root, error) from error
         try:
             await _lock(folder)
             await self.history.open()

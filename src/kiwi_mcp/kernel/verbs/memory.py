@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from stat import S_ISREG
 from typing import Annotated
 
 from msgspec import field
 
-from kiwi_mcp.domain.errors import Conflict, NotFound, PathInvalid, Unavailable
+from kiwi_mcp.domain.errors import Conflict, InvalidRequest, NotFound, PathInvalid, TooLarge, Unavailable
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.kernel.approval_question import visible
 from kiwi_mcp.kernel.context import VerbContext
@@ -20,6 +22,7 @@ from kiwi_mcp.memory.files import FOLDER, list_files, read_text, search_files
 from kiwi_mcp.memory.memory import Memory
 
 _CHANGES = 20
+_MOST_BYTES = 64_000_000
 _tool = partial(verb, group="memory_tools", access=ANYONE, records=False)
 
 
@@ -146,7 +149,7 @@ async def export_memory(request: MemoryFileRequest, context: VerbContext) -> Mem
     """Write all of your memory with its history to a file, which `git fast-import` reads too."""
     stream, target = await _stream(memory_of(context)), Path(request.path)
     try:
-        await asyncio.to_thread(_write_new, target, stream)
+        await asyncio.to_thread(_write_private, target, stream)
     except FileExistsError as error:
         raise Conflict(f"{target} exists already.", suggestion="Choose another file.") from error
     except OSError as error:
@@ -157,19 +160,34 @@ async def export_memory(request: MemoryFileRequest, context: VerbContext) -> Mem
     return MemoryFileResponse(status="exported", path=str(target), bytes=len(stream), message=message)
 
 
-def _write_new(target: Path, stream: bytes) -> None:
-    with target.open("xb") as file:
-        file.write(stream)
+def _write_private(target: Path, stream: bytes) -> None:
+    """Write a new file that only its owner reads; nothing is left of one that cannot be written whole."""
+    with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        try:
+            file.write(stream)
+            file.flush()
+        except OSError:
+            target.unlink()
+            raise
+
+
+def _read_plain(path: Path) -> bytes:
+    try:
+        found = path.stat()
+        if not S_ISREG(found.st_mode):
+            raise InvalidRequest(f"{path} is not a plain file.", suggestion="Use a file of `kiwi memory export`.")
+        if found.st_size > _MOST_BYTES:
+            raise TooLarge(f"{path}", size=found.st_size, limit=_MOST_BYTES)
+        return path.read_bytes()
+    except OSError as error:
+        raise NotFound(f"{path} cannot be read: {error.strerror}.", suggestion="Check the path.") from error
 
 
 @verb("import", group="memory", access=OWNER, is_local=True)
 async def import_memory(request: MemoryFileRequest, context: VerbContext) -> MemoryFileResponse:
     """Bring a memory here with its history; yours has to be empty."""
     memory = memory_of(context)
-    try:
-        stream = await asyncio.to_thread(Path(request.path).read_bytes)
-    except OSError as error:
-        raise NotFound(f"{request.path} cannot be read: {error.strerror}.", suggestion="Check the path.") from error
+    stream = await asyncio.to_thread(_read_plain, Path(request.path))
     async with memory.opened():
         if [one for one in memory.root.iterdir() if one.name != ".git"] or await GitHistory(memory.root).exported():
             raise Conflict(
