@@ -83,3 +83,47 @@ def test_threads_of_both_earlier_versions_are_listed_shown_and_exported(
     back = read(action="export", thread_id=PLAN, format="kiwi")["lines"]
     assert json.loads(back[0]) == {"ts": CREATED, "type": "assistant_message", "text": "Hm."}
     assert ask("thread", action="show", thread_id="broken_20250301_100000").content["code"] == "thread_not_found"
+
+
+def test_a_cloned_repository_with_hostile_old_threads_reads_nothing_outside_and_breaks_no_command(
+    project: Path, home: Path, ask: Callable[..., Answer], tmp_path: Path
+) -> None:
+    (home / ".ai").mkdir(exist_ok=True)
+    (home / ".ai" / ".env").write_text("PIN=8214467390\n")
+    folder, outside = project / ".ai" / "threads", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "thread.json").write_text('{"status": "completed", "outputs": "OUTSIDE"}')
+    (outside / "transcript.jsonl").write_text('{"ts": "2025", "type": "user_message", "text": "OUTSIDE"}')
+    steps = "../" * len(folder.parts) + str(outside)[1:]
+    texts = {
+        "nan": '{"ts": "2025", "type": "error", "text": NaN}',
+        "surrogate": '{"ts": "2025", "type": "error", "text": "\\ud800"}',
+        "deep": f'{{"type": "error", "text": {"[" * 900}{"]" * 900}}}',
+        "bomb": f'{{"type": "error", "text": [{"[]," * 4_000_000}[]]}}',
+        "long": f'{{"type": "error", "text": {"9" * 4_000}}}',
+    }
+    for name, text in texts.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "transcript.jsonl").write_text(f'{text}\n{{"type": "error", "pin": 8214467390}}\n')
+    (folder / "linked").symlink_to(outside)
+    for name, cost in {
+        "word": '{"turns": "x", "cache_read_tokens": []}',
+        "few": '{"turns": 1, "spend": 1e999}',
+    }.items():
+        (folder / name).mkdir()
+        (folder / name / "thread.json").write_text(f'{{"status": "completed", "cost": {cost}}}')
+    with sqlite3.connect(folder / "registry.db") as database:
+        database.execute("create table threads (thread_id, status)")
+        database.executemany("insert into threads values (?, 'completed')", [(str(outside),), (steps,), ("\x1b[2J",)])
+    database.close()
+
+    listed = ask("thread", action="list", old=True)
+    threads: Any = listed.content["threads"]
+    assert {one["thread_id"] for one in threads} == {*texts, "word", "few"} - {"few"}
+    for name in (str(outside), steps, "linked"):
+        assert ask("thread", action="show", thread_id=name).content["code"] == "thread_not_found"
+        assert ask("thread", action="export", thread_id=name).content["code"] == "thread_not_found"
+    for name in texts:
+        events: Any = ask("thread", action="show", thread_id=name).content["events"]
+        assert [event["pin"] for event in events if "pin" in event] in ([8214467390], [])
+        assert not ask("thread", action="export", thread_id=name).is_error

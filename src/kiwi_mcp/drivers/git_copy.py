@@ -138,8 +138,11 @@ class GitCopy:
             if made.index != known.index:
                 own = {"GIT_INDEX_FILE": str(self._staged / "new")}
                 (self._staged / "new").unlink(missing_ok=True)
-                await self._ask("update-index", "-z", "--index-info", stdin=entries, env=own)
-                (self._staged / "new").replace(f"{self.git}/index.lock")
+                # `update-index` writes nothing where there is no entry.
+                words = ("update-index", "-z", "--index-info") if entries else ("read-tree", "--empty")
+                await self._ask(*words, stdin=entries, env=own)
+                # Copied, because the repository may be on another file system.
+                await asyncio.to_thread(shutil.copyfile, self._staged / "new", f"{self.git}/index.lock")
             zero = "0" * len(next(iter(tips), "0" * 40))
             orders = [f"update {name}\0{one}\0{known.refs.get(name, zero)}\0" for name, one in changed.items()]
             orders += [f"delete {name}\0{known.refs[name]}\0" for name in gone]
@@ -299,7 +302,7 @@ class GitCopy:
 
 
 class _IndexLock:
-    """The lock of the owner's index, as git takes it; the index is replaced by what is in the lock at the end."""
+    """The lock of the owner's index, as git takes it; at the end the lock replaces the index."""
 
     def __init__(self, index: str, known: str, *, is_replaced: bool) -> None:
         self._index, self._known, self._is_replaced = index, known, is_replaced

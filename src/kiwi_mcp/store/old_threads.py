@@ -5,20 +5,22 @@ They are only read. Whatever is damaged, or has another form, is left out.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
+from math import isfinite
 from pathlib import Path
 from stat import S_ISREG
 from typing import Literal, TypeAlias
 
+import msgspec
 from msgspec import Struct, field
 
 from kiwi_mcp.domain.errors import KiwiError
-from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, most_values
 from kiwi_mcp.store.folder import below, opened, read_file
 
 TranscriptForm: TypeAlias = Literal["kiwi", "ryeos"]
@@ -29,6 +31,8 @@ _PLACES: Mapping[TranscriptForm, tuple[str, ...]] = {
 }
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _LARGEST, _MOST = 64_000_000, 10_000
+_LARGEST_OBJECT, _MOST_VALUES, _DEEPEST, _SECONDS = 1_000_000, 4_000_000, 100, 5.0
+"""The limits for one JSON object, the values of a transcript, their nesting, and one look into a database."""
 _KINDS = {
     "user_message": "cognition_in",
     "assistant_message": "cognition_out",
@@ -90,17 +94,21 @@ def old_thread(project: Path, thread_id: str) -> OldThread | None:
 
 
 def _listed(project: Path, form: TranscriptForm) -> Iterator[OldThread]:
-    rows = {as_text(row.get("thread_id")): row for row in _rows(project, form, "threads")}
+    rows = {
+        name: row for row in _rows(project, form, "threads") if _ID.fullmatch(name := as_text(row.get("thread_id")))
+    }
     names: dict[str, bool] = {}
+    left = _LARGEST
     with suppress(KiwiError), opened(project) as root, below(root, *_PLACES[form]) as folder:
         for name in sorted(os.listdir(folder))[:_MOST]:  # noqa: PTH208 - of this descriptor
             if _ID.fullmatch(name):
                 names[name] = False
-                with suppress(OSError):
-                    mode = os.stat(f"{name}/{_FILE}", dir_fd=folder, follow_symlinks=False).st_mode
-                    names[name] = S_ISREG(mode)
+                with suppress(OSError), below(folder, name) as inner:
+                    names[name] = S_ISREG(os.stat(_FILE, dir_fd=inner, follow_symlinks=False).st_mode)
     for name in dict.fromkeys([*rows, *names]):
-        about = {**_object(project, form, name), **rows.get(name, {})}
+        text = _read(project, (*_PLACES[form], name), "thread.json", min(left, _LARGEST_OBJECT))
+        left -= len(text)
+        about = {**as_object(_json(text)), **rows.get(name, {})}
         if about or names.get(name):
             yield _thread(name, form, about)
 
@@ -145,12 +153,9 @@ def _event(row: JsonObject) -> OldEvent:
 
 def _lines(project: Path, form: TranscriptForm, name: str) -> list[JsonObject]:
     data = _read(project, (*_PLACES[form], name), _FILE)
-    found = (as_object(_json(line.decode(errors="replace"))) for line in data.splitlines())
-    return [row for row in found if row]
-
-
-def _object(project: Path, form: TranscriptForm, name: str) -> JsonObject:
-    return as_object(_json(_read(project, (*_PLACES[form], name), "thread.json").decode(errors="replace")))
+    if most_values(data) > _MOST_VALUES:
+        return []
+    return [row for line in data.splitlines() if (row := as_object(_json(line)))]
 
 
 def _rows(project: Path, form: TranscriptForm, table: Literal["threads", "thread_events"]) -> list[JsonObject]:
@@ -158,34 +163,52 @@ def _rows(project: Path, form: TranscriptForm, table: Literal["threads", "thread
     data = _read(project, _PLACES[form], "registry.db")
     if not data:
         return []
+    found, size, until = list[JsonObject](), 0, time.monotonic() + _SECONDS
     with closing(sqlite3.connect(":memory:")) as database, suppress(sqlite3.Error):
         database.deserialize(data[:18] + b"\x01\x01" + data[20:])  # a copy has no write-ahead log beside it
         database.execute("pragma trusted_schema = off")
-        is_table = database.execute(
-            "select 1 from sqlite_master where type = 'table' and name = ?", (table,)
-        ).fetchall()
-        rows = database.execute(f"select * from {table} limit 100000") if is_table else None  # noqa: S608 - our own names
-        if rows is not None:
-            names = [column[0] for column in rows.description]
-            return [_texts(dict(zip(names, row, strict=True))) for row in rows]
-    return []
+        database.set_authorizer(_authorize)
+        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LARGEST_OBJECT)
+        database.set_progress_handler(lambda: time.monotonic() > until, 100_000)
+        made = database.execute("select sql from sqlite_master where name = ? and type = 'table'", (table,)).fetchone()
+        if not made or not str(made[0]).lower().startswith("create table"):  # a virtual table runs code of its own
+            return []
+        rows = database.execute(f"select * from {table} limit 100000")  # noqa: S608 - our own names
+        names = [column[0] for column in rows.description]
+        for row in rows:
+            found.append({name: cell for name, cell in zip(names, row, strict=True) if _is_plain(cell)})
+            size += sum(len(cell) for cell in row if isinstance(cell, str | bytes))
+            if size > _LARGEST:
+                break
+    return found
 
 
-def _texts(row: Mapping[str, object]) -> JsonObject:
-    return {name: value for name, value in row.items() if isinstance(value, str | int | float)}
+def _authorize(action: int, *_: str | None) -> int:
+    """Allow reading and nothing else: the schema of a database may name functions and endless queries."""
+    return sqlite3.SQLITE_OK if action in {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ} else sqlite3.SQLITE_DENY
 
 
-def _read(project: Path, folders: tuple[str, ...], name: str) -> bytes:
+def _is_plain(cell: object) -> bool:
+    return isinstance(cell, str | int) or (isinstance(cell, float) and isfinite(cell))
+
+
+def _read(project: Path, folders: tuple[str, ...], name: str, limit: int = _LARGEST) -> bytes:
     with suppress(KiwiError, LookupError), opened(project) as root, below(root, *folders) as folder:
-        return read_file(folder, name, limit=_LARGEST)
+        return read_file(folder, name, limit=limit)
     return b""
 
 
-def _json(text: Json) -> Json:
-    if not isinstance(text, str):
+def _json(text: Json | bytes) -> Json:
+    """Return the value of a JSON text, any other value as it is, and None for a damaged or deeply nested one."""
+    if not isinstance(text, str | bytes):
         return text
     try:
-        value: Json = json.loads(text)
-    except (ValueError, RecursionError):
+        value: Json = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
-    return value
+    return value if _is_flat(value, _DEEPEST) else None
+
+
+def _is_flat(value: Json, deepest: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else as_list(value)
+    return deepest > 0 and all(_is_flat(one, deepest - 1) for one in inner)

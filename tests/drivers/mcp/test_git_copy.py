@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from msgspec.structs import replace
@@ -15,6 +18,7 @@ from tests.drivers.mcp.conftest import Bench
 
 from kiwi_mcp.domain.isolation import SandboxProfile
 from kiwi_mcp.domain.outcome import Outcome
+from kiwi_mcp.drivers.git_copy import GitCopy
 
 SHELL = """
 import json, subprocess, sys
@@ -206,3 +210,29 @@ def test_nothing_that_a_server_writes_into_git_reaches_the_owner(
         assert git(one, "fsck", "--strict", "--no-dangling") == "", name
         assert not marker.exists(), name
     assert secret.read_text() == "secret\n"
+
+
+def test_commits_reach_a_repository_on_another_file_system(repo: Path) -> None:
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or memory.stat().st_dev == repo.stat().st_dev:
+        pytest.skip("/dev/shm is no file system of its own")
+
+    def change(copy: GitCopy) -> None:
+        (repo / "tea.txt").write_text("more tea\n")
+        where = (f"--git-dir={copy.folder}", f"--work-tree={repo}")
+        objects = {"GIT_ALTERNATE_OBJECT_DIRECTORIES": f"{repo}/.git/objects"}
+        for words in (("add", "-A"), ("commit", "-qm", "second"), ("rm", "-rq", ".")):
+            subprocess.run(["git", *where, *words], check=True, env={**os.environ, **objects}, timeout=30)
+
+    async def commit(home: Path) -> list[str]:
+        copy, warnings = await GitCopy.make(f"{repo}/.git", home), list[str]()
+        assert copy is not None
+        await copy.refresh()
+        change(copy)
+        await copy.take_over(warnings.append)
+        return warnings
+
+    with TemporaryDirectory(dir=memory) as home:
+        assert asyncio.run(commit(Path(home, "0"))) == []
+    assert git(repo, "log", "--format=%s").splitlines() == ["second", "first"]
+    assert git(repo, "status", "--short") == "D  tea.txt\n"  # an index without files is taken over, too

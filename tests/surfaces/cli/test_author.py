@@ -77,6 +77,7 @@ def test_a_file_that_changes_during_the_question_is_not_signed(
     assert _integrity(kiwi, "one") == "unsigned"
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.usefixtures("sandbox")
 def test_dev_validates_and_runs_at_every_save_and_signs_at_a_key(kiwi: Kiwi, project: Path) -> None:
     assert kiwi("new", "hail", "--bash").code == 0

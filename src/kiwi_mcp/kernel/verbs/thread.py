@@ -11,7 +11,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
-import msgspec
 from msgspec import UNSET, Meta, UnsetType, field, to_builtins
 from msgspec.structs import replace
 
@@ -197,14 +196,12 @@ def question_text(question: JsonObject) -> str:
 def _status_text(response: ThreadResponse) -> str:
     usage = response.usage
     waits = f" for {response.waits_for}" if response.waits_for else ""
-    if not isinstance(usage, dict) or "turns" not in usage or "cache_read_tokens" not in usage:
-        return f"{response.status}{waits}"
-    return f"{response.status}{waits}; {_usage_text(usage)}"
-
-
-def _usage_text(usage: JsonObject) -> str:
-    tokens = sum(int(text_of(usage[name])) for name in TOKEN_CLASSES)
-    return f"{count_text(usage['turns'], 'turn')}, {tokens:,} tokens, {float(text_of(usage['spend'])):.4f} USD"
+    numbers = usage if isinstance(usage, dict) else {}
+    if any(type(numbers.get(name)) not in {int, float} for name in ("turns", "spend", *TOKEN_CLASSES)):
+        return f"{response.status}{waits}"  # the costs of an old thread are what its files say
+    tokens = sum(numbers[name] for name in TOKEN_CLASSES)
+    used = f"{count_text(numbers['turns'], 'turn')}, {tokens:,} tokens, {numbers['spend']:.4f} USD"
+    return f"{response.status}{waits}; {used}"
 
 
 def count_text(number: Json, noun: str) -> str:
@@ -489,8 +486,8 @@ async def show_thread(request: ThreadIdRequest, context: VerbContext) -> ThreadR
         events = [
             {**one.body, "seq": seq, "at": one.at, "kind": one.kind} for seq, one in enumerate(old.events, start=1)
         ]
-        shown = msgspec.json.decode(redactor.text(compact([events, old.result])))
-        return replace(_old_response(old), events=shown[0], result=UNSET if shown[1] is None else shown[1])
+        result = UNSET if old.result is None else redactor.json(old.result)
+        return replace(_old_response(old), events=[redactor.json(event) for event in events], result=result)
 
 
 def _old_threads(context: VerbContext) -> list[OldThread]:

@@ -25,12 +25,12 @@ def redacted(outcome: Outcome, secrets: Mapping[str, str]) -> Outcome:
     cleaner, logs = Redactor(secrets), outcome.logs
     return replace(
         outcome,
-        result=_without(cleaner, outcome.result),
+        result=cleaner.json(outcome.result),
         message=cleaner.text(outcome.message),
         logs=replace(logs, stdout=cleaner.text(logs.stdout), stderr=cleaner.text(logs.stderr)),
-        details={name: _without(cleaner, value) for name, value in outcome.details.items()},
+        details={name: cleaner.json(value) for name, value in outcome.details.items()},
         warnings=tuple(map(cleaner.text, outcome.warnings)),
-        passed=None if outcome.passed is None else as_object(_without(cleaner, outcome.passed)),
+        passed=None if outcome.passed is None else as_object(cleaner.json(outcome.passed)),
     )
 
 
@@ -45,11 +45,11 @@ def without_secrets(caller: Caller, secrets: Mapping[str, str]) -> Caller:
 
     async def ask(questions: Questions) -> Answers:
         return await caller.ask(
-            {key: replace(one, params=as_object(_without(cleaner, one.params))) for key, one in questions.items()}
+            {key: replace(one, params=as_object(cleaner.json(one.params))) for key, one in questions.items()}
         )
 
     def note(line: JsonObject) -> None:
-        caller.note(as_object(_without(cleaner, line)))
+        caller.note(as_object(cleaner.json(line)))
 
     # Keep the default callbacks: they show that no one listens, so a server is not asked to report or to ask.
     return replace(
@@ -58,18 +58,6 @@ def without_secrets(caller: Caller, secrets: Mapping[str, str]) -> Caller:
         ask=no_answers if caller.ask is no_answers else ask,
         note=unheard if caller.note is unheard else note,
     )
-
-
-def _without(cleaner: Redactor, value: Json) -> Json:
-    match value:
-        case str():
-            return cleaner.text(value)
-        case Mapping():
-            return {cleaner.text(name): _without(cleaner, inner) for name, inner in value.items()}
-        case list() | tuple():
-            return [_without(cleaner, inner) for inner in value]
-        case _:
-            return value
 
 
 SHORTEST_REDACTED = 4
@@ -113,6 +101,18 @@ class Redactor:
         if not self._forms:
             return text
         return self.clean(text.encode(errors="surrogatepass")).decode(errors="surrogatepass")
+
+    def json(self, value: Json) -> Json:
+        """Return a JSON value without the secrets."""
+        match value:
+            case str():
+                return self.text(value)
+            case Mapping():
+                return {self.text(name): self.json(inner) for name, inner in value.items()}
+            case list() | tuple():
+                return [self.json(inner) for inner in value]
+            case _:
+                return value
 
     def clean(self, data: bytes) -> bytes:
         """Return bytes without the secrets."""

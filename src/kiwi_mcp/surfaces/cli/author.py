@@ -135,9 +135,8 @@ async def _develop(cli: CliSession, item: str, options: Options) -> int:
         seen: object = None
         while True:
             if _stamps(place) != seen:
-                await _try(cli, kernel, item, place, request)
+                seen = await _try(cli, kernel, item, place, request)
                 talk("waiting for a change (s: sign, r: run again, q: quit)")
-                seen = _stamps(place)  # also after a signature was removed, which is no change of the author's
             try:
                 key = await asyncio.wait_for(keys.get(), _LOOK)
             except TimeoutError:
@@ -150,13 +149,17 @@ async def _develop(cli: CliSession, item: str, options: Options) -> int:
                 seen = None
 
 
-async def _try(cli: CliSession, kernel: Kernel, item: str, place: Path, request: JsonObject) -> None:
-    """Validate an item and, if it is valid, run it; without a valid signature it runs like any unsigned file."""
+async def _try(cli: CliSession, kernel: Kernel, item: str, place: Path, request: JsonObject) -> object:
+    """Validate an item and, if it is valid, run it like any unsigned file; return the state that was tried."""
+    tried = _stamps(place)
     found = await cli.send(kernel, "execute", {"action": "validate", "parameters": {"path": str(place)}})
     _show(cli, found, "validate")
     if not found.is_error and found.content.get("valid"):
-        kernel.drop_stale_signature(item)
+        if _stamps(place) == tried:
+            kernel.drop_stale_signature(item)
+            tried = _stamps(place)
         _show(cli, await cli.send(kernel, "execute", request), "run")
+    return tried
 
 
 def _show(cli: CliSession, answer: Answer, action: str) -> None:
