@@ -152,7 +152,7 @@ _SETTINGS = {
     "application_name": "kiwi",
     "statement_timeout": "60s",
     "lock_timeout": f"{PATIENCE:.0f}s",
-    "idle_in_transaction_session_timeout": "300s",
+    "idle_in_transaction_session_timeout": "20s",  # less than others wait: a process that stands still blocks no one
     # For pgvector, if installed: with a filter, a search for near vectors must not return too few results.
     "hnsw.iterative_scan": "relaxed_order",
     "hnsw.ef_search": "100",

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -213,6 +214,27 @@ def no_other_worker(agents: Agents) -> Iterator[None]:
 async def test_a_thread_and_its_children_survive_kills(siege: Siege) -> None:
     await siege.kill_often(5)
     await siege.finish()
+    siege.write_journals()
+    await siege.check()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1_800)
+async def test_a_process_that_was_stopped_past_its_lease_begins_no_effect(siege: Siege) -> None:
+    agents, database = siege.agents, siege.agents.kernel._services.store.registry().database
+    for number in range(10):
+        seen = len(agents.model.requests) + siege.chance.randint(0, 4)
+        process = siege.popen("thread", "start", "lead", "--wait", "--input", f"topic=children {number}")
+        await asyncio.to_thread(siege.wait_for_requests, seen, process, 60)
+        await asyncio.sleep(siege.chance.random() * 0.3)
+        process.send_signal(signal.SIGSTOP)
+        with database.transaction() as transaction:  # as if it had been silent for 15 seconds
+            transaction.write("update threads set beat_at = 0", ())
+        await siege.finish()
+        before = {effect: siege.lines(effect) for effect in EFFECTS}
+        process.send_signal(signal.SIGCONT)
+        await asyncio.to_thread(process.wait, 60)
+        assert {effect: siege.lines(effect) for effect in EFFECTS} == before, number
     siege.write_journals()
     await siege.check()
 

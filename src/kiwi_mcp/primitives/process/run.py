@@ -15,6 +15,7 @@ from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.outcome import Progress, Report, silent
@@ -211,6 +212,7 @@ async def run(
         with adopting():
             if confirm is not None:
                 confirm()
+                handover = _confirmed(handover, confirm)
             child = _Child(spec, program, env, Redactor(secrets) if secrets else _NO_SECRETS, report, handover)
             stopped = ""
             try:
@@ -225,6 +227,16 @@ async def run(
             return child.result(timed_out=timed_out, stopped=stopped)
     finally:
         turns.release()
+
+
+def _confirmed(handover: Handover, confirm: Callable[[], None]) -> Handover:
+    """Return a start that is confirmed again when its launcher is told what to start, which is the last moment."""
+
+    def enter(pid: int) -> None:
+        confirm()
+        handover.enter(pid)
+
+    return replace(handover, enter=enter)
 
 
 async def _queued(turns: asyncio.Semaphore) -> None:
