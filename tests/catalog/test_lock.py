@@ -174,6 +174,6 @@ def test_writers_in_other_processes_lose_nothing(chain: Chain, space: Space, pat
         assert writer.stdin is not None
         writer.stdin.write(b"go\n")
         writer.stdin.close()
-    assert [writer.wait(timeout=30) for writer in writers] == [0] * 4
+    assert [writer.wait(timeout=120) for writer in writers] == [0] * 4
 
     assert len(Lock.read(path).tools) == 40

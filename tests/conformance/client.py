@@ -33,7 +33,7 @@ CLIENT_METADATA = "https://conformance-test.local/client-metadata.json"
 """The client's own page, as the suite knows it; nothing is at that address."""
 LOGINS = 3
 """How often the owner is asked to allow more, until they have enough of it."""
-LIMIT = 60.0
+LIMIT = 120.0
 AT_ONCE = 4
 
 
@@ -47,7 +47,7 @@ async def answer(questions: Questions) -> Answers:
 
 def browse(url: str) -> None:
     try:
-        with urlopen(url, timeout=20) as page:
+        with urlopen(url, timeout=120) as page:
             page.read()
     except OSError as error:
         sys.stderr.write(f"browser: {error}\n")
@@ -59,7 +59,7 @@ def issuer_of(url: str) -> str:
     for path in (parts.path, ""):
         place = f"{parts.scheme}://{parts.netloc}/.well-known/oauth-protected-resource{path}"
         try:
-            with urlopen(place, timeout=20) as page:
+            with urlopen(place, timeout=120) as page:
                 return as_text(as_list(json.load(page)["authorization_servers"])[0])
         except OSError:
             continue

@@ -159,7 +159,7 @@ def _gateway(project: Path) -> Iterator[Gateway]:
             yield Gateway(json.loads(response + "}")["port"], token)
         finally:
             process.terminate()
-            process.communicate(timeout=30)
+            process.communicate(timeout=120)
 
 
 @contextmanager

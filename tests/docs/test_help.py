@@ -127,8 +127,8 @@ async def test_a_model_without_knowledge_creates_signs_and_runs_a_tool_from_help
 
     server = StdioServerParameters(command="kiwi", args=["serve"], env=dict(os.environ))
     # What a model wrote is shown to the owner before it first runs.
-    asking = Client(server, read_timeout_seconds=20, elicitation_callback=agree)
-    async with asyncio.timeout(40), asking as client:
+    asking = Client(server, read_timeout_seconds=120, elicitation_callback=agree)
+    async with asyncio.timeout(120), asking as client:
 
         async def send(tool: str, arguments: JsonObject) -> JsonObject:
             result = await client.call_tool(tool, dict(arguments))

@@ -96,7 +96,7 @@ class Reader:
 
     def run(self, argv: Sequence[str], folder: Path) -> tuple[int, str]:
         done = subprocess.run(
-            argv, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=30, check=False
+            argv, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False
         )
         return done.returncode, done.stdout
 
@@ -106,8 +106,8 @@ class Reader:
         async def session() -> list[tuple[bool, str]]:
             server = StdioServerParameters(command="kiwi", args=["serve"], env=dict(os.environ), cwd=self.project)
             # What a model wrote is shown to the reader before it first runs, who agrees.
-            asking = Client(server, read_timeout_seconds=20, elicitation_callback=agree)
-            async with asyncio.timeout(40), asking as client:
+            asking = Client(server, read_timeout_seconds=120, elicitation_callback=agree)
+            async with asyncio.timeout(120), asking as client:
                 assert {tool.name for tool in (await client.list_tools()).tools} == {
                     "search", "load", "execute", "help",
                 }  # fmt: skip

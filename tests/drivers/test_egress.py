@@ -23,7 +23,7 @@ from kiwi_mcp.sandbox.backend import NoSandbox
 FETCHES = """
 import sys, urllib.request
 for line in sys.stdin:
-    with urllib.request.urlopen(line.strip(), timeout=10) as answer:
+    with urllib.request.urlopen(line.strip(), timeout=120) as answer:
         print(answer.read().decode(), flush=True)
 """
 
@@ -54,7 +54,7 @@ async def test_a_stdio_process_reaches_its_hosts_for_its_whole_lifetime(space: S
     host = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     held, heard = await hold(space, host), []
     command = spec(sys.executable, "-I", "-c", FETCHES)
-    async with asyncio.timeout(20), held.talking(command, secrets={}, longest_line=1_000) as peer:
+    async with asyncio.timeout(120), held.talking(command, secrets={}, longest_line=1_000) as peer:
         for _ in range(2):
             peer.send(f"http://{host}/\n".encode())
             heard.append(await peer.line())
@@ -88,7 +88,7 @@ async def test_a_cancelled_caller_leaves_no_proxy_behind(space: Space) -> None:
             await run
         return {task.get_name() for task in asyncio.all_tasks()}
 
-    assert TASK not in await asyncio.wait_for(work(), 20)
+    assert TASK not in await asyncio.wait_for(work(), 120)
 
 
 @pytest.mark.usefixtures("sandbox")

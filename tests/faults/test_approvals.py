@@ -21,7 +21,7 @@ from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.kernel.store import Store
 
 ROUNDS = 8
-PATIENCE = 60.0
+PATIENCE = 120.0
 CALLING = """
 import asyncio, sys
 from pathlib import Path

@@ -27,7 +27,7 @@ SEED = 11
 AT_ONCE = 2
 LONGEST = (0.1, 0.4, 1.2)
 """The longest life of a kernel, in seconds: chosen for each, so that some die early and some late."""
-SETTLED = 60.0
+SETTLED = 120.0
 
 
 @dataclass(slots=True)

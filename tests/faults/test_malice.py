@@ -219,7 +219,7 @@ def test_a_malicious_folder_is_refused_before_anything_is_written(
     begun = time.monotonic()
     check_refused(ask("registry", action="pull", remote=str(folder)).content)
     check_refused(ask("execute", action="pull", item_id="public/say", parameters={"from": str(folder)}).content)
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 60
 
     assert dump(own) == before
     assert tree(home) == files
@@ -267,7 +267,7 @@ class Gateway:
         return self._put(INDEX, json.dumps({"schemaVersion": 2, "manifests": rows}).encode(), token)
 
     def _put(self, path: str, data: bytes, token: str) -> JsonObject:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
             connection.request("PUT", path, data, {"Authorization": f"Bearer {token}"})
             return as_object(json.loads(connection.getresponse().read()))
@@ -289,7 +289,7 @@ def served(own: Database, home: Path) -> Iterator[Gateway]:
 def _running(server: uvicorn.Server) -> Iterator[None]:
     thread = Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while not server.started:
         assert time.monotonic() < end
         time.sleep(0.005)
@@ -398,5 +398,5 @@ def kiwi(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
     program = [sys.executable, "-c", "from kiwi_mcp.surfaces.start import main; main()"]
     env = {**os.environ, "PYTHONPATH": str(Path(kiwi_mcp.__file__).parents[1])}
     return subprocess.run(
-        [*program, *words, "--project", str(project)], env=env, capture_output=True, text=True, timeout=30, check=False
+        [*program, *words, "--project", str(project)], env=env, capture_output=True, text=True, timeout=120, check=False
     )

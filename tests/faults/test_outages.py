@@ -438,7 +438,7 @@ def killed_in_the_middle(server: PostgresServer, url: str, place: str) -> Iterat
         killed = pool.submit(_kill_while_napping, server, url)
         try:
             yield
-            killed.result(timeout=30)
+            killed.result(timeout=120)
         finally:
             server.start()
     with psycopg.connect(url, autocommit=True, connect_timeout=10) as connection:
@@ -452,7 +452,7 @@ NAP = """create function nap() returns trigger language plpgsql as
 def _kill_while_napping(server: PostgresServer, url: str) -> None:
     asked = "select count(*) from pg_stat_activity where wait_event = 'PgSleep' and datname = current_database()"
     with psycopg.connect(url, autocommit=True, connect_timeout=10) as connection:
-        end = time.monotonic() + 15
+        end = time.monotonic() + 120
         while connection.execute(asked).fetchone() == (0,) and time.monotonic() < end:
             time.sleep(0.005)
     server.kill()

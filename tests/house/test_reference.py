@@ -29,7 +29,7 @@ def test_the_reference_pages_match_the_code(root: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(root / "src")},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert check.returncode == 0, check.stderr

@@ -23,7 +23,7 @@ def texts(root: Path) -> Iterator[tuple[Path, str]]:
     """Every file of the repository, as text."""
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in SKIPPED and not name.endswith("_cache")]
-        for path in (Path(folder, name) for name in names):
+        for path in (Path(folder, name) for name in names if name not in SKIPPED):
             if path.is_file() and path.stat().st_size <= MOST_BYTES:
                 yield path, path.read_bytes().decode("utf-8", errors="ignore")
 

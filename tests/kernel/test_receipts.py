@@ -531,7 +531,7 @@ async def test_the_end_is_stored_while_a_server_is_idle(
     kernel = Kernel(project)
     await kernel.call("execute", {"item_id": "say"})
     kept = home / ".ai" / "state" / "audit.head"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         await asyncio.to_thread(appears, kept)
     await kernel.aclose()
 

@@ -115,7 +115,7 @@ async def test_a_fault_of_ours_in_the_shared_transaction_leaves_no_call_waiting(
     faults: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault["exception"]))
     monkeypatch.setattr(Runs, "record_now", fail)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         answers = await asyncio.gather(*(call(kernel) for _ in range(CALLS)))
     assert {answer["status"] for answer in answers} == {"success"}
     assert len(faults) == 1

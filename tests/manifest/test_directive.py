@@ -267,7 +267,7 @@ def test_an_entity_bomb_is_refused_at_once(inner: str) -> None:
     started = time.process_time()
     with pytest.raises(InvalidManifest):
         read_directive(directive(inner), what="d.md")
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < 4
 
 
 def test_a_file_without_a_directive_is_reported() -> None:

@@ -45,7 +45,6 @@ def types(project: Path) -> Path:
     return folder
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("what", ODD)
 def test_an_invalid_type_file_is_ignored_with_an_issue(what: str, types: Path) -> None:
     ODD[what](types / "odd.yaml")
@@ -65,7 +64,6 @@ def test_a_type_file_that_is_written_twice_in_one_clock_tick_is_read_twice(types
 
 
 @pytest.mark.usefixtures("sandbox")
-@pytest.mark.timeout(30)
 async def test_doctor_names_every_invalid_type_file_and_the_project_works(types: Path, project: Path) -> None:
     for number, make in enumerate(ODD.values()):
         make(types / f"odd_{number}.yaml")

@@ -37,7 +37,7 @@ def asking(
             spec = HttpSpec("POST", url, granted=("127.0.0.1",), max_bytes=LIMIT)
             address, client = origin_client.client(spec, secrets={}, streamed=streamed)
             try:
-                async with client, asyncio.timeout(10):
+                async with client, asyncio.timeout(120):
                     return await ask(client, address)
             finally:
                 await http_client.aclose()
@@ -145,7 +145,7 @@ def guarded(bearer: Scripted, right: str, body: Callable[[str], list[bytes]]) ->
             spec = HttpSpec("POST", url, granted=("127.0.0.1",), max_bytes=LIMIT)
             address, client = origin_client.client(spec, secrets={}, bearer=bearer)
             try:
-                async with client, asyncio.timeout(10):
+                async with client, asyncio.timeout(120):
                     reply = await client.post(address, content=b"asked")
                     return reply.status_code, reply.content
             finally:

@@ -807,11 +807,11 @@ def test_cancelling_a_request_closes_its_connection() -> None:
         async with listening:
             port = listening.sockets[0].getsockname()[1]
             task = asyncio.create_task(client.send(a_spec(f"http://a.test:{port}/"), through=network))
-            await asyncio.wait_for(arrived.wait(), 5)
+            await asyncio.wait_for(arrived.wait(), 120)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            await asyncio.wait_for(ended.wait(), 5)
+            await asyncio.wait_for(ended.wait(), 120)
 
     run(story)
 

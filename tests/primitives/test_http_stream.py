@@ -29,7 +29,7 @@ def run(serve: Serve, work: Callable[[Stream], Awaitable[Result]]) -> Result:
     async def both() -> Result:
         server = await asyncio.start_server(served, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        async with asyncio.timeout(20), server:
+        async with asyncio.timeout(120), server:
             stream = await connected("127.0.0.1", port, 5.0, None, ())
             try:
                 return await work(stream)

@@ -132,7 +132,7 @@ def test_another_key_opens_and_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("processes")
 def test_without_a_store_its_modules_are_not_loaded() -> None:
     program = "import sys, kiwi_mcp.kernel; print('cryptography' in sys.modules)"
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     assert said.stdout == "False\n"
 
 

@@ -151,7 +151,7 @@ def setuid_helpers() -> dict[str, str]:
     response = {}
     for name, argv in helpers.items():
         try:
-            ended = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False)
+            ended = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=False)
         except (OSError, subprocess.SubprocessError) as fault:
             response[name] = type(fault).__name__
         else:

@@ -60,7 +60,7 @@ class Cell(Struct, frozen=True):
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
     cwd: Path = Path("/")
-    timeout: float = 20.0
+    timeout: float = 100.0
 
 
 EMPTY = Cell()

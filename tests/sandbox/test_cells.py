@@ -52,7 +52,7 @@ class Slow:
 
 def wait_until(is_so: Callable[[], bool]) -> None:
     """Wait for something that comes true by itself."""
-    end = monotonic() + 20
+    end = monotonic() + 120
     while not is_so() and monotonic() < end:
         Event().wait(0.001)
 

@@ -63,7 +63,7 @@ def in_a_run(project: Path, owner: Caller) -> Callable[[Callable[[Session], Awai
             finally:
                 began = monotonic()
                 await kernel.aclose()
-                assert monotonic() - began < 5  # a second, on a machine that has nothing else to do
+                assert monotonic() - began < 30  # a second, on a machine that has nothing else to do
 
         asyncio.run(run())
 

@@ -46,7 +46,7 @@ def test_a_long_request_without_hits_is_compared_quickly() -> None:
     begun = process_time()
     assert near_misses(asked, [index], limit=5, keeps=lambda _: True) == []
     assert terms_of(asked, [index]).keys() == asked.counted[0].keys()
-    assert process_time() - begun < 1.5  # it took four seconds where each word was compared with each name
+    assert process_time() - begun < 2.5  # it took four seconds where each word was compared with each name
 
 
 def stone(number: int) -> str:

@@ -79,7 +79,7 @@ def kept(space: Space) -> list[bytes]:
     (folder,) = (space.user / "state" / "checkpoints").iterdir()
 
     def git(*words: str) -> bytes:
-        done = subprocess.run(["git", f"--git-dir={folder}", *words], capture_output=True, timeout=30, check=True)
+        done = subprocess.run(["git", f"--git-dir={folder}", *words], capture_output=True, timeout=120, check=True)
         return done.stdout
 
     rows = git("cat-file", "--batch-all-objects", "--batch-check").decode().splitlines()
@@ -91,7 +91,7 @@ def test_only_regular_files_of_a_tool_are_collected(space: Space) -> None:
     result, guard, seconds = collected(space, LEFT, str(TERABYTE), limits=ResourceLimits(file_bytes=2 * TERABYTE))
 
     assert result.exit_code == 0, result.stderr
-    assert seconds < 10
+    assert seconds < 60
     response = as_object(guard.summary)
     changed = {str(as_object(row)["path"]) for row in as_list(response["changed"])}
     assert changed == {"out/plain", "out/link", "out/device"}
@@ -113,7 +113,7 @@ def test_a_hundred_thousand_files_are_not_collected_and_are_removed(space: Space
     result, guard, seconds = collected(space, FLOOD, "100000", limits=ResourceLimits(workspace_files=200_000))
 
     assert result.exit_code == 0, result.stderr
-    assert seconds < 30
+    assert seconds < 90
     assert as_object(guard.summary)["unfinished"] is True
     assert "50,000 files" in " ".join(guard.warnings)
     assert kept(space) == [b"before"]

@@ -43,7 +43,7 @@ RUNS = "printf '#!/bin/sh\\ntouch PWNED\\n'"
 def git(folder: Path, *words: str) -> str:
     done = subprocess.run(
         ["git", "-C", str(folder), *IDENTITY.split(), "-c", "protocol.file.allow=always", *words],
-        capture_output=True, text=True, timeout=30, check=True,
+        capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     return done.stdout
 

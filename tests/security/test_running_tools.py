@@ -277,7 +277,7 @@ def test_an_endless_tool_is_stopped_and_reported(ask: Ask) -> None:
     response = run(ask)
 
     assert (response["error"], response["code"]) == ("Timed out", "timeout")
-    assert monotonic() - started < 3
+    assert monotonic() - started < 30
 
 
 @pytest.mark.usefixtures("sandbox")

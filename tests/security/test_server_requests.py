@@ -151,7 +151,7 @@ def calls(project: Path, mode: Mode, person: Person, *asks: Sequence[str]) -> li
             elicitation_callback=person.elicit,
         )
         found = []
-        async with asyncio.timeout(60), client:
+        async with asyncio.timeout(120), client:
             for ask in asks:
                 words = {"item_id": "mcp/nosy/pry", "parameters": {"ask": [*ask]}, "project_path": str(project)}
                 result = await client.call_tool("execute", words)

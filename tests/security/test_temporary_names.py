@@ -79,7 +79,7 @@ def a_page() -> CheckedRelease:
 def test_nothing_is_created_in_the_shared_temporary_folder(project: Path, shared: Path, tmp_path: Path) -> None:
     (project / ".ai" / "knowledge").mkdir()
     (project / ".ai" / "knowledge" / "page.md").write_text(PAGE)
-    subprocess.run(["git", "init", "-q"], cwd=project, check=True, timeout=30)
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True, timeout=120)
 
     done = subprocess.run(
         [sys.executable, "-c", STORY, str(project), str(tmp_path / "remote")],

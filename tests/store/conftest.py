@@ -62,4 +62,4 @@ def begin(processes: None) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     yield begin
     for process in begun:
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)

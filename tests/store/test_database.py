@@ -70,7 +70,7 @@ def write_now(database: Database, statement: str, *values: Value) -> bool:
 
 def test_a_try_transaction_does_not_wait_for_another_one(table: Database) -> None:
     with ThreadPoolExecutor(1) as thread, table.transaction_now():
-        assert not thread.submit(write_now, table, "update counters set value = 1").result(timeout=5)
+        assert not thread.submit(write_now, table, "update counters set value = 1").result(timeout=120)
 
 
 @pytest.mark.parametrize("way", ["insert", "write"])
@@ -272,7 +272,7 @@ database.close()
 
 
 def test_a_forked_process_has_its_own_connections(table: Database, store_url: str, begin: Begin) -> None:
-    assert begin(FORK, store_url).communicate(timeout=30) == ("", "")
+    assert begin(FORK, store_url).communicate(timeout=120) == ("", "")
     assert value_of(table) == 3
 
 

@@ -113,7 +113,7 @@ write(10_000, 10_001)
 
 
 def test_a_size_limit_loses_nothing_and_works_again_afterwards(file: Path, begin: Begin) -> None:
-    said, failed = begin(LIMITED, f"sqlite://{file}").communicate(timeout=30)
+    said, failed = begin(LIMITED, f"sqlite://{file}").communicate(timeout=120)
     assert failed == ""
     message, _, suggestion = said.partition("|")
     assert "Nothing was written" in message

@@ -27,7 +27,7 @@ from kiwi_mcp.store.search_index.feature_cache import FeatureCache
 database = open_database(sys.argv[1])
 sheets = FeatureCache(database)
 print("ready", flush=True)
-end = time.monotonic() + 60
+end = time.monotonic() + 120
 while not Path(sys.argv[2]).exists() and time.monotonic() < end:
     time.sleep(0.002)
 for batch in range(10):

@@ -25,7 +25,7 @@ from kiwi_mcp.store.runs import EndedRun, RunRetention, Runs, new_run
 database = open_database(sys.argv[1])
 runs = Runs(database, retention=RunRetention(count=1_000_000))
 print("ready", flush=True)
-end = time.monotonic() + 60
+end = time.monotonic() + 120
 while not Path(sys.argv[3]).exists() and time.monotonic() < end:
     time.sleep(0.002)
 slowest = 0.0

@@ -89,7 +89,7 @@ def test_a_password_is_never_shown(postgres_url: str) -> None:
 
 def test_the_kernel_starts_without_any_database_library(begin: Begin) -> None:
     program = "import sys, kiwi_mcp.kernel; print(*{'sqlite3', 'pysqlite3', 'psycopg'} & {*sys.modules})"
-    assert begin(program).communicate(timeout=30) == ("\n", "")
+    assert begin(program).communicate(timeout=120) == ("\n", "")
 
 
 WITHOUT = """
@@ -109,19 +109,19 @@ else:
 
 
 def test_the_sqlite_of_the_standard_library_works_too(sqlite_url: str, begin: Begin) -> None:
-    said, failed = begin(WITHOUT, "pysqlite3", sqlite_url).communicate(timeout=30)
+    said, failed = begin(WITHOUT, "pysqlite3", sqlite_url).communicate(timeout=120)
     assert failed == ""
     assert said == f"{len(read_migrations(FOLDER / 'sqlite'))} True\n"
 
 
 def test_a_missing_driver_is_reported_with_the_command_to_install_it(begin: Begin) -> None:
-    said, failed = begin(WITHOUT, "psycopg", "postgresql://127.0.0.1:1/kiwi").communicate(timeout=30)
+    said, failed = begin(WITHOUT, "psycopg", "postgresql://127.0.0.1:1/kiwi").communicate(timeout=120)
     assert failed == ""
     assert "-m uv pip install 'psycopg[binary]>=3.2,<4'" in said
 
 
 def test_the_whole_process_uses_one_sqlite_library(begin: Begin) -> None:
     program = "import sys, kiwi_mcp.store.sqlite; print(len({'_sqlite3', 'pysqlite3._sqlite3'} & {*sys.modules}))"
-    assert begin(program).communicate(timeout=30) == ("1\n", "")
+    assert begin(program).communicate(timeout=120) == ("1\n", "")
     assert sqlite.version >= (3, 40)
     assert sqlite.is_standard_library is (sqlite.library.__name__ == "sqlite3")

@@ -265,7 +265,7 @@ def test_acknowledged_receipts_survive_kill_9(store_url: str, begin: Begin) -> N
     assert writer.stdout
     seen = [writer.stdout.readline().strip() for _ in range(40)][1:]
     writer.kill()
-    rest, _ = writer.communicate(timeout=30)
+    rest, _ = writer.communicate(timeout=120)
     database = open_database(store_url)
     chain = Receipts(database)
     head, issues = chain.verify(20)

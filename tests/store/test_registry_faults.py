@@ -252,6 +252,6 @@ def _plan_of_the_standard_library(url: str, statement: str, values: tuple[object
     )
     response = json.dumps([url.removeprefix("sqlite://"), statement, values])
     done = subprocess.run(
-        [sys.executable, "-c", code], input=response, capture_output=True, text=True, check=True, timeout=30
+        [sys.executable, "-c", code], input=response, capture_output=True, text=True, check=True, timeout=120
     )
     return [str(step) for step in json.loads(done.stdout)]

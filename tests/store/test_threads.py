@@ -553,7 +553,7 @@ def test_a_killed_writer_leaves_a_journal_that_verifies(
         assert writer.stdout is not None
         written = [int(writer.stdout.readline()) for _ in range(20)]
         writer.kill()
-        writer.wait(timeout=30)
+        writer.wait(timeout=120)
         found = threads.get(thread.id)
 
         assert found.seq >= written[-1]

@@ -24,7 +24,7 @@ from kiwi_mcp.surfaces.mcp.server import build_server
 from kiwi_mcp.surfaces.mcp.tool_list import ToolListWatcher
 
 PLACED = Path(__file__).parents[1] / "data" / "mcp" / "placed.py"
-PATIENCE = 45.0
+PATIENCE = 120.0
 Respond = Callable[[JsonObject], tuple[int, Mapping[str, str], bytes]]
 
 

@@ -20,7 +20,7 @@ FETCH = """import urllib.error, urllib.request
 
 def fetch(url):
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=120) as answer:
             return [answer.status, answer.read().decode()]
     except urllib.error.HTTPError as fault:
         return [fault.code, fault.read().decode()]
@@ -78,7 +78,7 @@ def test_a_tool_reaches_declared_hosts_that_the_owner_allows(ask: Ask, serve: Se
 
 @pytest.mark.usefixtures("sandbox")
 def test_a_failure_at_an_undeclared_host_is_explained(ask: Ask) -> None:
-    failing = "import urllib.request\n\n\ndef main(urls: list):\n    urllib.request.urlopen(urls[0], timeout=10)\n"
+    failing = "import urllib.request\n\n\ndef main(urls: list):\n    urllib.request.urlopen(urls[0], timeout=120)\n"
     assert not create(ask, ["example.test"], files={"main.py": failing}).is_error
 
     response = ask("execute", item_id="fetch", parameters={"urls": ["http://other.test:8080/"]}).content

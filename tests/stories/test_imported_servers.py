@@ -112,14 +112,14 @@ def filled(value: Json, **places: str) -> Json:
 
 def repository(project: Path) -> None:
     git = ["git", "-C", str(project), "-c", "user.name=Ann", "-c", "user.email=ann@example.test"]
-    subprocess.run([*git, "init", "-q"], check=True, timeout=30)
+    subprocess.run([*git, "init", "-q"], check=True, timeout=120)
     (project / "tea.txt").write_text("tea")
     (project / "new.txt").write_text("new")
-    subprocess.run([*git, "add", "tea.txt"], check=True, timeout=30)
+    subprocess.run([*git, "add", "tea.txt"], check=True, timeout=120)
 
 
 def git_says(project: Path, *words: str) -> list[str]:
-    done = subprocess.run(["git", "-C", str(project), *words], check=True, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["git", "-C", str(project), *words], check=True, capture_output=True, text=True, timeout=120)
     return done.stdout.splitlines()
 
 

@@ -240,7 +240,7 @@ async def test_the_timeout_of_a_call_is_that_of_the_tool_its_source_or_the_defau
             begun = monotonic()
             late = await run(client, name)
             assert (late["code"], late["status"]) == ("timeout", "timeout")
-            assert planned[name] * 0.9 <= monotonic() - begun < planned[name] + 2
+            assert planned[name] * 0.9 <= monotonic() - begun < planned[name] + 20
         assert (await run(client, "mcp/placed/greet"))["status"] == "success"
     assert not running(NAP)
     assert not running(str(placed.folder))
@@ -339,7 +339,7 @@ def serving(house: House) -> StdioServerParameters:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.req("I5", "I6")
 @pytest.mark.parametrize("rounds", [2, pytest.param(10, marks=pytest.mark.soak)])
 async def test_crashes_affect_neither_kiwi_nor_other_tools(house: House, placed: Placed, rounds: int) -> None:
@@ -350,7 +350,7 @@ async def test_crashes_affect_neither_kiwi_nor_other_tools(house: House, placed:
         await add(house, placed, server=server)
     script(house, "abort", "kill -SEGV $$")
 
-    async with asyncio.timeout(100), Client(serving(house), read_timeout_seconds=30) as client:
+    async with asyncio.timeout(100), Client(serving(house), read_timeout_seconds=120) as client:
         await ask(client, "help")
         (kiwi,) = running(str(house.project))
         for _ in range(rounds):
@@ -371,7 +371,7 @@ async def test_crashes_affect_neither_kiwi_nor_other_tools(house: House, placed:
 async def test_an_in_process_item_starts_nothing(house: House) -> None:
     house.write("knowledge/tea.md", "---\nid: tea\ntitle: Tea\nversion: 1.0.0\n---\n\nAt five.\n")
 
-    async with asyncio.timeout(40), Client(serving(house), read_timeout_seconds=20) as client:
+    async with asyncio.timeout(120), Client(serving(house), read_timeout_seconds=120) as client:
         assert (await run(client, "tea"))["result"]["content"].strip() == "At five."
         (kiwi,) = running(str(house.project))
         assert children(kiwi) == []

@@ -83,7 +83,7 @@ def through_mcp(project: Path, calls: list[tuple[str, dict[str, Any]]]) -> list[
     async def session() -> list[Mapping[str, Any]]:
         words = ["-m", "kiwi_mcp", "serve", "--project", str(project)]
         server = StdioServerParameters(command=sys.executable, args=words, env=dict(os.environ), cwd=project)
-        async with asyncio.timeout(40), Client(server, read_timeout_seconds=20) as client:
+        async with asyncio.timeout(120), Client(server, read_timeout_seconds=120) as client:
             return [answer(await client.call_tool(name, given)) for name, given in calls]
 
     return asyncio.run(session())

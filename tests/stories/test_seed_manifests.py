@@ -48,7 +48,7 @@ def real_rustc() -> str:
     if rustup is None:
         return ""
     env = {"HOME": str(Path(rustup).parents[2]), "PATH": os.environ["PATH"]}
-    found = subprocess.run([rustup, "which", "rustc"], env=env, capture_output=True, check=True, timeout=30)
+    found = subprocess.run([rustup, "which", "rustc"], env=env, capture_output=True, check=True, timeout=120)
     return str(Path(found.stdout.decode().strip()).parent)
 
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.req("K-ME-01", "K-ME-03")
 
 MYPROJECT = "/home/user/myproject"
 """The project that the examples name."""
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 EXAMPLES: Mapping[str, tuple[str, str]] = {
     "search": (
@@ -190,7 +190,7 @@ async def over_http(session: SeedSession, mode: str) -> AsyncIterator[Client]:
     kiwi = [sys.executable, "-m", "kiwi_mcp", "up"]
     words = [*kiwi, "token", "add", "ben", "--tools", "--author", "--json"]
     made = await asyncio.to_thread(
-        subprocess.run, words, env=surroundings(session), capture_output=True, timeout=30, check=True
+        subprocess.run, words, env=surroundings(session), capture_output=True, timeout=120, check=True
     )
     process = await asyncio.create_subprocess_exec(
         *kiwi, "--port", "0", "--json", env=surroundings(session), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

@@ -289,7 +289,7 @@ def test_an_mcp_client_publishes_and_pulls(a_machine: MakeMachine, tmp_path: Pat
     async def ask(machine: Machine, *requests: JsonObject) -> list[dict[str, Any]]:
         command = ["-m", "kiwi_mcp", "serve", "--project", str(machine.project)]
         server = StdioServerParameters(command=sys.executable, args=command, env=environment(machine))
-        async with asyncio.timeout(40), Client(stdio_client(server)) as client:
+        async with asyncio.timeout(120), Client(stdio_client(server)) as client:
             answers = [await client.call_tool("execute", dict(request)) for request in requests]
         return [answer.structured_content or {} for answer in answers]
 

@@ -18,7 +18,7 @@ from tests.kernel.threads.conftest import ALL_TOOLS, DIRECTIVE, write_provider
 from tests.plugins.scripted_model import DIALECT_NAMES, ScriptedModel, ScriptedTurn, fail, say, use
 
 pytestmark = pytest.mark.usefixtures("processes", "loopback")
-PATIENCE = 90
+PATIENCE = 120
 USAGE = {
     "turns", "input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens", "spend", "currency",
     "estimated",

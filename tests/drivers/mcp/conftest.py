@@ -74,14 +74,14 @@ class Bench(Struct):
             "command": sys.executable,
             "args": ["-IS", str(HOSTILE), *habits],
             "env": {"NOTES": str(self.space.project / "notes")},
-            "startup_timeout": 10,
-            "timeout": 10,
+            "startup_timeout": 60,
+            "timeout": 60,
         }
         return tool(server_id, "mcp_server", "subprocess", {**words, **config}, {})
 
     def remote(self, url: str, transport: str = "http", **config: Json) -> Tool:
         """A server at an address."""
-        words: dict[str, Json] = {"transport": transport, "url": url, "startup_timeout": 10, "timeout": 10}
+        words: dict[str, Json] = {"transport": transport, "url": url, "startup_timeout": 60, "timeout": 60}
         return tool("remote", "mcp_server", "http_client", {**words, **config}, {})
 
     def chain(

@@ -84,7 +84,7 @@ def serve(bench: Bench, repos: Sequence[Path], story: Callable[[Shell], Coroutin
 
 
 def git(repo: Path, *words: str) -> str:
-    done = subprocess.run(["git", "-C", str(repo), *words], check=True, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["git", "-C", str(repo), *words], check=True, capture_output=True, text=True, timeout=120)
     return done.stdout
 
 
@@ -162,7 +162,7 @@ ATTACKS = {
 """What a server does in the git folder of a repository, each in one of its own."""
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_nothing_that_a_server_writes_into_git_reaches_the_owner(
     bench: Bench, repo: Path, home: Path, tmp_path: Path
 ) -> None:

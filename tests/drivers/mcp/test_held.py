@@ -45,7 +45,7 @@ def answer(method, params):
         case "connect":
             said = tried(lambda: socket.create_connection(("127.0.0.1", arguments["port"]), 2))
         case "fetch":
-            said = tried(lambda: urllib.request.urlopen(arguments["url"], timeout=5).read().decode())
+            said = tried(lambda: urllib.request.urlopen(arguments["url"], timeout=120).read().decode())
         case "fill":
             with open(arguments["path"], "wb") as file:
                 file.write(os.urandom(arguments["size"]))

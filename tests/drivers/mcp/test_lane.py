@@ -50,7 +50,7 @@ class Sent:
 def run(work: Callable[[RequestChannel, Sent], Coroutine[object, object, Result]]) -> Result:
     async def limited() -> Result:
         sent = Sent()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             return await work(RequestChannel(sent), sent)
 
     return asyncio.run(limited())

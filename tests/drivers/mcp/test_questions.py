@@ -317,7 +317,7 @@ def test_a_waiting_question_blocks_no_other_question(bench: Bench) -> None:
 
         first = (await bench.call(bench.chain(server, "pid"))).result
         waiting = asyncio.create_task(bench.call(bench.chain(server, "ask"), ASKED, ask=think))
-        await asyncio.wait_for(is_asked.wait(), 10)
+        await asyncio.wait_for(is_asked.wait(), 120)
         others = [bench.call(bench.chain(server, "ask"), ASKED, ask=answering([])) for _ in range(3)]
         assert [value_of(one) for one in await asyncio.gather(*others)] == [{"result": ANN}] * 3
         assert (await bench.call(bench.chain(server, "echo"), {"text": "on"})).result == "on"
@@ -526,7 +526,7 @@ def test_a_caller_that_answers_too_late_has_not_answered(
 
     assert outcome.status == "error"
     assert outcome.details["input_required"] is True
-    assert monotonic() - started < 5
+    assert monotonic() - started < 60
 
 
 @pytest.mark.parametrize(("habits", "name"), [((), "ask"), (("modern",), "wonder")])
@@ -547,7 +547,7 @@ def test_a_caller_that_leaves_is_not_asked_further(bench: Bench, habits: tuple[s
         inputs: JsonObject = {"method": "elicitation/create", "questions": wanting(a="elicitation/create")}
         server = bench.server(*habits)
         call = asyncio.create_task(bench.call(bench.chain(server, name), inputs, ask=ask))
-        await asyncio.wait_for(asked.wait(), 10)
+        await asyncio.wait_for(asked.wait(), 120)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call

@@ -142,7 +142,7 @@ def test_the_time_server_tells_the_time(bench: Bench) -> None:
 @pytest.mark.req("K-MC-01")
 def test_the_git_server_reads_a_repository(bench: Bench) -> None:
     project = bench.space.project
-    subprocess.run(["git", "init", "-q", str(project)], check=True, timeout=20)
+    subprocess.run(["git", "init", "-q", str(project)], check=True, timeout=120)
     server = real(bench, installed("mcp-server-git"), "--repository", str(project))
 
     assert "git_status" in names(bench, server)

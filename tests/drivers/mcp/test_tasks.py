@@ -86,7 +86,7 @@ def test_a_task_is_cancelled_when_its_caller_leaves(bench: Bench) -> None:
         begun = asyncio.Event()
         chain = bench.chain(bench.server("modern", "tasks"), "task")
         call = asyncio.create_task(bench.call(chain, {"polls": 10_000}, report=lambda _: begun.set()))
-        await asyncio.wait_for(begun.wait(), 10)
+        await asyncio.wait_for(begun.wait(), 120)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call

@@ -121,7 +121,7 @@ def test_a_tool_that_does_not_end_is_stopped_at_its_timeout(bench: Bench, script
     outcome = run(bench, script, timeout=0.3)
     assert outcome.status == "timeout"
     assert "0.3 seconds" in outcome.message
-    assert 0.3 <= monotonic() - started < 5
+    assert 0.3 <= monotonic() - started < 20
 
 
 @pytest.mark.usefixtures("processes")

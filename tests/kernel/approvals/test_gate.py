@@ -48,7 +48,7 @@ def accept(**content: Json) -> JsonObject:
 
 def run(story: Coroutine[object, object, Found]) -> Found:
     async def limited() -> Found:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             return await story
 
     return asyncio.run(limited())

@@ -47,7 +47,7 @@ async def listening(written: list[str]) -> AsyncIterator[int]:
 async def test_a_tool_of_an_http_server_needs_approval_unless_it_was_accepted_as_reading(kernel: Kernel) -> None:
     written: list[str] = []
 
-    async with asyncio.timeout(60), listening(written) as port:
+    async with asyncio.timeout(120), listening(written) as port:
         url = f"http://127.0.0.1:{port}/mcp"
         added = await kernel.call("mcp", {"action": "add", "server": "notes", "url": url})
         assert not added.is_error, added

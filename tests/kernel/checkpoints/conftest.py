@@ -65,7 +65,7 @@ def git(project: Path, home: Path, processes: None) -> Git:
     def ask_git(*words: str, cwd: Path = project) -> str:
         identity = ("-c", "user.name=Owner", "-c", "user.email=owner@localhost", "-c", "init.defaultBranch=main")
         done = subprocess.run(
-            ["git", *identity, *words], cwd=cwd, env=env, capture_output=True, timeout=30, check=False
+            ["git", *identity, *words], cwd=cwd, env=env, capture_output=True, timeout=120, check=False
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.decode(errors="replace")

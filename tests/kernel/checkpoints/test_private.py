@@ -39,10 +39,10 @@ def private(home: Path) -> Path:
 def contents(home: Path) -> list[bytes]:
     """Return all contents of the private repository."""
     words = ["git", f"--git-dir={private(home)}", "cat-file", "--batch-all-objects", "--batch-check"]
-    response = subprocess.run(words, capture_output=True, timeout=30, check=True).stdout.decode().split("\n")
+    response = subprocess.run(words, capture_output=True, timeout=120, check=True).stdout.decode().split("\n")
     ids = [line.split()[0] for line in response if " blob " in line]
     read = ["git", f"--git-dir={private(home)}", "cat-file", "blob"]
-    return [subprocess.run([*read, name], capture_output=True, timeout=30, check=True).stdout for name in ids]
+    return [subprocess.run([*read, name], capture_output=True, timeout=120, check=True).stdout for name in ids]
 
 
 def changed(answer: JsonObject) -> set[str]:
@@ -140,7 +140,7 @@ def test_a_project_that_becomes_a_repository_keeps_its_checkpoints(
     project: Path, run: Run, undo: Undo, ask: Ask, home: Path
 ) -> None:
     ran = run("echo 1 > single.txt")
-    subprocess.run(["git", "init", "-q"], cwd=project, check=True, timeout=30)
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True, timeout=120)
     later = run("echo 2 > single.txt")
     assert len(as_list(ask("undo").content["checkpoints"])) == 2
     assert undo(later).content["status"] == undo(ran).content["status"] == "undone"

@@ -294,7 +294,7 @@ def story(project: Path, home: Path, house: House) -> Callable[[Callable[[Owner]
             (home / ".ai" / "policy.yaml").write_text("hosts:\n  allow: [127.0.0.1]\n")
             owner = Owner(project, house, Kernel(project))
             try:
-                async with asyncio.timeout(40):
+                async with asyncio.timeout(120):
                     await work(owner)
             finally:
                 await owner.kernel.aclose()
@@ -850,7 +850,7 @@ def test_a_server_that_needs_a_token_without_a_login_reports_it(challenge: str, 
     anywhere = Route("/{path:path}", refuse, methods=["GET", "POST", "DELETE"])
 
     async def work() -> None:
-        async with asyncio.timeout(20), listening(Starlette(routes=[anywhere])) as address:
+        async with asyncio.timeout(120), listening(Starlette(routes=[anywhere])) as address:
             added = await kernel.call("mcp", {"action": "add", "server": "diary", "url": f"{address}/mcp"})
             login = await kernel.call("mcp", {"action": "login", "server": "diary"}, Caller(ask=browse))
             await kernel.aclose()

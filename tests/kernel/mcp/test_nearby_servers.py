@@ -65,7 +65,7 @@ class Owner:
 @pytest.fixture
 def story(kernel: Kernel, loopback: None) -> Callable[[Callable[[Owner, int], Awaitable[None]]], None]:
     async def main(work: Callable[[Owner, int], Awaitable[None]]) -> None:
-        async with asyncio.timeout(30), listening(notes()) as port:
+        async with asyncio.timeout(120), listening(notes()) as port:
             try:
                 await work(Owner(kernel), port)
             finally:

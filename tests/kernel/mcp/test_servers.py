@@ -161,7 +161,7 @@ async def test_a_server_that_announces_a_changed_list_is_listed_again(
     await kernel.aclose()
     fresh: JsonObject = {"tools": [tool("announce"), tool("echo", "otherwise")]}
     await kernel.call("execute", {"item_id": "announce", "parameters": {"offers": fresh}}, owner)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while (await kernel.call("execute", {"item_id": "echo"})).content.get("code") != "definition_changed":  # noqa: ASYNC110 - only asking tells
             await asyncio.sleep(0.02)
     await kernel.aclose()
@@ -175,7 +175,7 @@ async def test_a_replaced_server_is_noticed_when_it_is_used(kernel: Kernel, scri
     scripted.offer(tool("announce"), tool("echo", "otherwise"), version="2.0.0")
     announced = await kernel.call("execute", {"item_id": "announce", "parameters": {"offers": {}}}, owner)
     assert not announced.is_error, announced.content
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while (await kernel.call("execute", {"item_id": "echo"})).content.get("code") != "definition_changed":  # noqa: ASYNC110 - only asking tells
             await asyncio.sleep(0.02)
     assert (await kernel.call("load", {"item_id": "echo"})).content["identity"] == "mcp/one/echo@2.0.0"

@@ -32,7 +32,7 @@ async def interrupted(agents: Agents) -> AsyncIterator[tuple[Agents, str]]:
     """Start a thread, end its kernel while the first call runs, and give another kernel and the id of the thread."""
     await agents.call("approvals", action="add_rule", item="*/write_line@*")
     task = asyncio.create_task(agents.start("study"))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not (agents.project / "calls.txt").exists():
             assert not task.done(), task.result()
             await asyncio.sleep(0.02)

@@ -210,7 +210,7 @@ def no_other_worker(agents: Agents) -> Iterator[None]:
     os.close(lock)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 async def test_a_thread_and_its_children_survive_kills(siege: Siege) -> None:
     await siege.kill_often(5)
     await siege.finish()

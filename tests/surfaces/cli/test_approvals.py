@@ -157,7 +157,7 @@ def test_watch_shows_questions_as_they_come_and_takes_answers(kiwi: Kiwi, projec
 
 def _until(terminal: int, wanted: bytes) -> bytes:
     """Read from a terminal until something stands there."""
-    seen, end = b"", time.monotonic() + 60
+    seen, end = b"", time.monotonic() + 120
     while wanted not in seen and time.monotonic() < end:
         if select.select([terminal], [], [], 1)[0]:
             seen += os.read(terminal, 65_536)
@@ -178,7 +178,7 @@ def test_a_terminal_asks_whether_a_new_file_is_yours(typed: str, integrity: str,
         os.close(theirs)
         assert b"tools/greet.sh is new and unsigned: is it yours?" in _until(own, b"[N]o: ")
         os.write(own, f"{typed}\n".encode())
-        answer = json.loads(process.communicate(timeout=30)[0])
+        answer = json.loads(process.communicate(timeout=120)[0])
     os.close(own)
     assert (answer["result"], answer["integrity"]) == ("hello", integrity)
     assert answer["isolation"]["used"] == ("sandboxed" if typed == "y" else "restricted")

@@ -123,7 +123,7 @@ def terminal(project: Path, *words: str) -> Iterator[tuple[int, Popen[bytes]]]:
 
 def until(own: int, wanted: bytes) -> bytes:
     """Read from a terminal until something is there."""
-    seen, end = b"", time.monotonic() + 60
+    seen, end = b"", time.monotonic() + 120
     while wanted not in seen and time.monotonic() < end:
         if select.select([own], [], [], 1)[0]:
             seen += os.read(own, 65_536)

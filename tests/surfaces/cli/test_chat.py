@@ -27,7 +27,7 @@ from tests.plugins.scripted_model import ModelRequest, ScriptedModel, fail, say,
 
 pytestmark = [pytest.mark.usefixtures("processes"), pytest.mark.timeout(240)]
 CTRL_C, CTRL_D, CTRL_O = "\x03", "\x04", "\x0f"
-PATIENCE = 50.0
+PATIENCE = 120.0
 LAUNCH = """import fcntl, os, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test run in the background ignores it

@@ -114,7 +114,7 @@ def test_the_owner_is_asked_on_a_terminal(bob: Machine, shelf: str, typed: str, 
         while b"[N]o: " not in asked:
             asked += os.read(ours, 4_096)
         os.write(ours, f"{typed}\n".encode())
-        said, _ = asking.communicate(timeout=30)
+        said, _ = asking.communicate(timeout=120)
     os.close(ours)
 
     question = FINGERPRINT.sub("F", asked.decode())

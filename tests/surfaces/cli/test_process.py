@@ -39,7 +39,7 @@ def command(*words: str) -> list[str]:
 
 def kiwi(project: Path, *words: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(*words), cwd=project, input=text, capture_output=True, check=False, text=True, timeout=30
+        command(*words), cwd=project, input=text, capture_output=True, check=False, text=True, timeout=120
     )
 
 
@@ -48,7 +48,7 @@ def on_a_terminal(project: Path, *words: str, answer: str = "") -> str:
     leader, follower = pty.openpty()
     started = subprocess.Popen(command(*words), cwd=project, stdin=follower, stdout=follower, stderr=follower)
     os.close(follower)
-    written, end = b"", monotonic() + 30
+    written, end = b"", monotonic() + 120
     while monotonic() < end:
         try:
             part = os.read(leader, 65_536)
@@ -117,7 +117,7 @@ def test_a_terminal_with_another_encoding_gets_text(project: Path) -> None:
     env = {**os.environ, "LC_ALL": "C"}
 
     ended = subprocess.run(
-        command("call", "execute", request), cwd=project, capture_output=True, check=False, timeout=30, env=env
+        command("call", "execute", request), cwd=project, capture_output=True, check=False, timeout=120, env=env
     )
 
     assert json.loads(ended.stdout)["result"] == "žluť ✓"
@@ -126,6 +126,6 @@ def test_a_terminal_with_another_encoding_gets_text(project: Path) -> None:
 @pytest.mark.smoke
 def test_the_installed_script_and_the_module_are_one_command(project: Path) -> None:
     script = Path(sys.prefix, "bin", "kiwi")
-    entry = subprocess.run([script, "version"], capture_output=True, check=False, text=True, timeout=30)
+    entry = subprocess.run([script, "version"], capture_output=True, check=False, text=True, timeout=120)
 
     assert entry.stdout == kiwi(project, "version").stdout

@@ -140,7 +140,7 @@ def test_the_list_reports_that_the_owner_switched_it_off(kiwi: Kiwi, known: None
 
 def _until(terminal: int, wanted: bytes) -> bytes:
     """Read from a terminal until something stands there."""
-    seen, end = b"", time.monotonic() + 60
+    seen, end = b"", time.monotonic() + 120
     while wanted not in seen and time.monotonic() < end:
         if select.select([terminal], [], [], 1)[0]:
             seen += os.read(terminal, 65_536)

@@ -99,7 +99,7 @@ def test_a_typed_value_is_not_shown(project: Path) -> None:
         assert typing.stderr
         asked = typing.stderr.read(len("Value of CRM_KEY: "))  # what is typed before the question is thrown away
         os.write(ours, f"{VALUE}\n".encode())
-        said, talk = typing.communicate(timeout=30)
+        said, talk = typing.communicate(timeout=120)
     os.write(theirs, b"the end")
     shown = os.read(ours, 1_000)  # what the terminal echoed, and the end
     os.close(theirs)

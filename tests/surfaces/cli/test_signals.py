@@ -19,7 +19,7 @@ from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.surfaces.cli.inputs import from_words
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 NAPPER = "sleep 600 &\n(setsid sleep 600 &)\nset -m\nsleep 600 &\nwait\n"
 SCHEMA: JsonObject = {
     "properties": {"flag": {"type": "boolean"}, "name": {"type": "string"}, "text": {"type": "string"}}

@@ -21,7 +21,7 @@ def kiwi(project: Path, kiwi: Kiwi) -> Kiwi:
         "mutates_state: true\nneeds: {write: [.]}\nconfig: {entrypoint: main.sh}\n"
     )
     (project / "notes.txt").write_text("mine\n")
-    subprocess.run(["git", "init", "-q"], cwd=project, timeout=30, check=True)
+    subprocess.run(["git", "init", "-q"], cwd=project, timeout=120, check=True)
 
     assert kiwi("approvals", "rules", "add", "project/local/change@*").code == 0
     return kiwi

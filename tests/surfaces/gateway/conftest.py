@@ -111,7 +111,7 @@ class Served:
         token: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
             words = dict(headers or {}) | ({"Authorization": f"Bearer {token}"} if token else {})
             data = body if isinstance(body, str | bytes) else json.dumps(body) if body is not None else None
@@ -151,7 +151,7 @@ def serving(home: Path, loopback: None) -> Iterator[Serve]:
 def _running(server: uvicorn.Server) -> Iterator[None]:
     thread = Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while not server.started:
         assert time.monotonic() < end
         assert thread.is_alive()
@@ -183,7 +183,7 @@ class Tools:
     tokens: TokenStore
     endpoint: McpEndpoint
     stop: Callable[[], None]
-    bare: httpx2.AsyncClient = field(default_factory=lambda: httpx2.AsyncClient(trust_env=False, timeout=30))
+    bare: httpx2.AsyncClient = field(default_factory=lambda: httpx2.AsyncClient(trust_env=False, timeout=120))
 
     def token(self, name: str = "ada", *, can_author: bool = False) -> str:
         return self.tokens.add(name, [], can_write=False, can_use_tools=True, can_author=can_author)
@@ -194,7 +194,7 @@ class Tools:
     ) -> AsyncIterator[Client]:
         words = {"Authorization": f"Bearer {token}", **(headers or {})}
         async with (
-            httpx2.AsyncClient(headers=words, trust_env=False, timeout=30) as bare,
+            httpx2.AsyncClient(headers=words, trust_env=False, timeout=120) as bare,
             Client(streamable_http_client(self.url, http_client=bare), mode=mode) as client,
         ):
             yield client
@@ -259,7 +259,7 @@ def serving_tools(home: Path, sqlite_url: str, loopback: None) -> ServeTools:
             finally:
                 stop()
                 await served.bare.aclose()
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(120):
                     await serving
 
     return start

@@ -319,7 +319,7 @@ async def test_cached_keys_work_for_a_limited_time_while_the_provider_is_silent(
 
 def at_the_door(serving_tools: ServeTools, provider: Provider, story: Callable[[Tools], Awaitable[None]]) -> None:
     async def in_time() -> None:
-        async with asyncio.timeout(45), serving_tools(oauth=IdentityProvider(provider.url, AUDIENCE)) as served:
+        async with asyncio.timeout(120), serving_tools(oauth=IdentityProvider(provider.url, AUDIENCE)) as served:
             await story(served)
 
     asyncio.run(in_time())

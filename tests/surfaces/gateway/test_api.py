@@ -108,7 +108,7 @@ async def test_requests_to_the_api_and_over_mcp_share_one_limit_per_token(
 ) -> None:
     monkeypatch.setattr(mcp_endpoint, "_AT_ONCE", 1)
     blocked = Blocked(monkeypatch)
-    async with asyncio.timeout(30), serving_tools(project=project) as served:
+    async with asyncio.timeout(120), serving_tools(project=project) as served:
         greedy, other = served.token("greedy"), served.token("other")
         first = asyncio.create_task(send(served, greedy, "/v1/run", {"item_id": "say"}))
         await blocked.has_begun.wait()
@@ -129,7 +129,7 @@ async def test_a_removed_token_ends_its_requests_to_the_api(
 ) -> None:
     monkeypatch.setattr(mcp_endpoint, "_LOOK_SECONDS", 0.05)
     blocked = Blocked(monkeypatch)
-    async with asyncio.timeout(30), serving_tools(project=project) as served:
+    async with asyncio.timeout(120), serving_tools(project=project) as served:
         running = asyncio.create_task(send(served, served.token("eve"), "/v1/run", {"item_id": "say"}))
         await blocked.has_begun.wait()
         served.tokens.remove("eve")
@@ -142,7 +142,7 @@ async def test_a_removed_token_ends_its_requests_to_the_api(
 async def test_a_call_of_the_api_has_the_time_limit_of_an_mcp_call(
     serving_tools: ServeTools, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with asyncio.timeout(30), serving_tools(project=project, seconds=0.0) as served:
+    async with asyncio.timeout(120), serving_tools(project=project, seconds=0.0) as served:
         token = served.token()
         of_registry = await send(served, token, INDEX)
         helped = await send(served, token, "/v1/help")

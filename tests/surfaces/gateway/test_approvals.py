@@ -29,7 +29,7 @@ async def agreeing(served: Tools, mode: Mode, kind: str) -> AsyncIterator[Client
 
     secret = served.tokens.add(f"some-{kind}", [], can_write=False, can_use_tools=True, kind=kind)
     async with (
-        httpx2.AsyncClient(headers={"Authorization": f"Bearer {secret}"}, trust_env=False, timeout=30) as bare,
+        httpx2.AsyncClient(headers={"Authorization": f"Bearer {secret}"}, trust_env=False, timeout=120) as bare,
         Client(streamable_http_client(served.url, http_client=bare), mode=mode, elicitation_callback=agree) as client,
     ):
         yield client
@@ -48,7 +48,7 @@ async def test_an_approval_of_an_agent_is_not_an_approval(
     mode: Mode, serving_tools: ServeTools, project: Path, sent: list[str]
 ) -> None:
     async with (
-        asyncio.timeout(60),
+        asyncio.timeout(120),
         serving_tools(project=project) as served,
         agreeing(served, mode, "agent") as client,
     ):
@@ -66,7 +66,7 @@ async def test_an_owner_with_a_token_is_asked_by_their_client(
     mode: Mode, serving_tools: ServeTools, project: Path, sent: list[str]
 ) -> None:
     async with (
-        asyncio.timeout(60),
+        asyncio.timeout(120),
         serving_tools(project=project) as served,
         agreeing(served, mode, "owner") as client,
     ):

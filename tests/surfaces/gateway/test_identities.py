@@ -32,7 +32,7 @@ DIRECTIVE = """```xml
 
 def run(story: Callable[[], Awaitable[None]]) -> None:
     async def in_time() -> None:
-        async with asyncio.timeout(45):
+        async with asyncio.timeout(120):
             await story()
 
     asyncio.run(in_time())

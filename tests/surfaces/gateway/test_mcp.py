@@ -22,7 +22,7 @@ from kiwi_mcp.surfaces.gateway import mcp as mcp_endpoint
 
 Mode = Literal["auto", "legacy"]
 EACH_ERA = pytest.mark.parametrize("mode", ["auto", "legacy"])
-PATIENCE = 45.0
+PATIENCE = 120.0
 ENVELOPE: JsonObject = {PROTOCOL_VERSION_META_KEY: LATEST_MODERN_VERSION, CLIENT_CAPABILITIES_META_KEY: {}}
 
 

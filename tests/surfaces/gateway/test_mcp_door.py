@@ -48,7 +48,7 @@ PING: JsonObject = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
 
 def run(serving_tools: ServeTools, story: Callable[[Tools], Awaitable[None]]) -> None:
     async def in_time() -> None:
-        async with asyncio.timeout(45), serving_tools() as served:
+        async with asyncio.timeout(120), serving_tools() as served:
             await story(served)
 
     asyncio.run(in_time())

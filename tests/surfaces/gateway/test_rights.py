@@ -33,7 +33,7 @@ from kiwi_mcp.surfaces.gateway.auth import Authenticator
 from kiwi_mcp.surfaces.gateway.oauth import IdentityProvider, TokenVerifier
 from kiwi_mcp.surfaces.mcp.tasks import EXTENSION, milliseconds
 
-PATIENCE = 45.0
+PATIENCE = 120.0
 ASKABLE: JsonObject = {"elicitation": {}, "extensions": {EXTENSION: {}}}
 ASKER = """
 import json, sys
@@ -288,7 +288,7 @@ def test_a_question_ends_when_its_handshake_client_leaves(serving_tools: ServeTo
 
             async def call() -> None:
                 async with (
-                    httpx2.AsyncClient(headers=words, trust_env=False, timeout=30) as bare,
+                    httpx2.AsyncClient(headers=words, trust_env=False, timeout=120) as bare,
                     streamable_http_client(served.url, http_client=bare, terminate_on_close=False) as (
                         incoming,
                         outgoing,

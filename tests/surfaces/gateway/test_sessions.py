@@ -33,7 +33,7 @@ CALLS: list[JsonObject] = [
 
 def run(serving_tools: ServeTools, project: Path, story: Callable[[Tools, str], Awaitable[None]]) -> None:
     async def in_time() -> None:
-        async with asyncio.timeout(45), serving_tools(project=project) as served:
+        async with asyncio.timeout(120), serving_tools(project=project) as served:
             await story(served, served.token())
 
     asyncio.run(in_time())

@@ -103,7 +103,7 @@ def knock(path: Path) -> str:
         ["/usr/bin/python3", "-I", "-S", "-c", KNOCK, str(path)],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=True,
     )
     return done.stdout.strip()

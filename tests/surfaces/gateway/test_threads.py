@@ -42,7 +42,7 @@ async def test_a_caller_of_the_gateway_starts_a_thread_and_sees_its_own_only(
         heard.append(message or "")
 
     async with (
-        asyncio.timeout(60),
+        asyncio.timeout(120),
         serving_tools(project=project) as served,
         served.client(served.token(), mode=mode) as client,
     ):
@@ -79,7 +79,7 @@ async def test_a_thread_of_a_token_runs_in_the_worker_with_the_rights_of_the_tok
     await agents.sign("study", "one", "two")
     one, two = (use("execute", item_id=name, parameters={}) for name in ("one", "two"))
     scripted_model.will(one & two & use("approvals"), one, say("Not sent."))
-    async with asyncio.timeout(60), serving_tools(project=project) as served:
+    async with asyncio.timeout(120), serving_tools(project=project) as served:
         tokens = TokenStore(user)
 
         def revoke(request: ModelRequest) -> None:
@@ -127,7 +127,7 @@ async def test_no_tool_call_answers_a_question_and_a_token_that_may_manage_does(
     for caller in (NO_CALLER, Caller(is_owner=True), asking):  # also not the owner's own call of `execute`
         for given in (answer, approve):
             assert (await agents.call("execute", caller, **given)).is_error
-    async with asyncio.timeout(60), serving_tools(project=project) as served:
+    async with asyncio.timeout(120), serving_tools(project=project) as served:
         for kind in ("owner", "agent", "service"):
             token = served.tokens.add(f"a-{kind}", (), can_write=False, can_use_tools=True, can_author=True, kind=kind)
             async with served.client(token) as client:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("processes")
 
 Mode = Literal["auto", "legacy"]
 EACH_ERA = pytest.mark.parametrize("mode", ["auto", "legacy"])
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 def answer_in(result: CallToolResult) -> dict[str, Any]:

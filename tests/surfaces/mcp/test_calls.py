@@ -35,7 +35,7 @@ from kiwi_mcp.surfaces.mcp.calls import Calls, ClientCall, Reply, WaitingCalls
 from kiwi_mcp.surfaces.mcp.protocol import Context
 from kiwi_mcp.surfaces.mcp.tasks import EXTENSION, TaskManager, milliseconds
 
-PATIENCE = 20.0
+PATIENCE = 120.0
 NAME: JsonObject = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 WHO = Question("elicitation/create", {"message": "Who?", "requestedSchema": NAME})
 ROOTS = Question("roots/list", {})

@@ -24,7 +24,7 @@ from kiwi_mcp.surfaces.mcp.calls import Calls
 from kiwi_mcp.surfaces.mcp.server import McpServer, build_server
 from kiwi_mcp.surfaces.mcp.tool_list import ONLY_META_TOOLS, ClientToolList, ToolListWatcher, differences
 
-PATIENCE = 20.0
+PATIENCE = 120.0
 
 pytestmark = pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
 

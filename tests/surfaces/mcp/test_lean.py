@@ -34,7 +34,7 @@ from kiwi_mcp.surfaces.mcp.handshake import (
 from kiwi_mcp.surfaces.mcp.stdio_server import serve
 from kiwi_mcp.surfaces.mcp.tool_list import ONLY_META_TOOLS
 
-PATIENCE = 20.0
+PATIENCE = 120.0
 CLIENT: JsonObject = {"name": "a client", "version": "1"}
 ENVELOPE: JsonObject = {VERSION_KEY: LATEST_MODERN_VERSION, CAPABILITIES_KEY: {}, CLIENT_KEY: CLIENT}
 every_revision = pytest.mark.parametrize("version", [*HANDSHAKE_PROTOCOL_VERSIONS, LATEST_MODERN_VERSION])

@@ -66,7 +66,7 @@ async def connect(project: Path, mode: Any) -> AsyncIterator[Client]:
     calls = Calls(kernel.tasks, task_after=kernel.task_after, principal=lambda _: "tester")
     changes = ToolListWatcher(kernel)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             async with Client(build_server(kernel, calls=calls, changes=changes), mode=mode) as client:
                 yield client
     finally:

@@ -27,7 +27,7 @@ from kiwi_mcp.surfaces.mcp.tool_list import ToolListWatcher
 UPSTREAM = Path(__file__).with_name("upstream.py")
 PIXEL = "iVBORw0KGgo="
 META = ["search", "load", "execute", "help"]
-PATIENCE = 30.0
+PATIENCE = 120.0
 Mode = Literal["auto", "legacy"]
 Ref = types.PromptReference | types.ResourceTemplateReference
 pytestmark = pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")

@@ -24,7 +24,7 @@ from kiwi_mcp.domain.json import Json
 
 META = ["search", "load", "execute", "help"]
 HANDSHAKE: Json = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("processes")]
 

@@ -27,7 +27,7 @@ from kiwi_mcp.kernel import Kernel
 
 COMMAND = [sys.executable, "-m", "kiwi_mcp", "serve"]
 HANDSHAKE: Json = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -39,7 +39,7 @@ from kiwi_mcp.surfaces.mcp.tool_list import ONLY_META_TOOLS
 
 CLIENT: JsonObject = {"name": "a client", "version": "1"}
 ENVELOPE: JsonObject = {VERSION_KEY: LATEST_MODERN_VERSION, CAPABILITIES_KEY: {}, CLIENT_KEY: CLIENT}
-PATIENCE = 20.0
+PATIENCE = 120.0
 
 
 @dataclass

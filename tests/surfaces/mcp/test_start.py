@@ -32,7 +32,7 @@ def test_serve_starts_directly_or_leaves_its_arguments_to_the_cli(words: list[st
 def run(program: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     env = {**os.environ, "PYTHONPATH": str(Path(kiwi_mcp.__file__).parents[1])}
     return subprocess.run(
-        [sys.executable, "-c", program], input=stdin, env=env, capture_output=True, timeout=30, check=False
+        [sys.executable, "-c", program], input=stdin, env=env, capture_output=True, timeout=120, check=False
     )
 
 

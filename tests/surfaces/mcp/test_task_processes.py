@@ -29,7 +29,7 @@ META: Json = {
     "io.modelcontextprotocol/protocolVersion": LATEST_MODERN_VERSION,
     "io.modelcontextprotocol/clientCapabilities": {"extensions": {"io.modelcontextprotocol/tasks": {}}},
 }
-PATIENCE = 40.0
+PATIENCE = 120.0
 
 
 def environment() -> dict[str, str]:

@@ -22,7 +22,7 @@ from tests.surfaces.mcp.test_task_processes import environment, eventually, serv
 from kiwi_mcp.kernel import Answer
 
 pytestmark = [pytest.mark.usefixtures("processes", "loopback"), pytest.mark.timeout(240)]
-PATIENCE = 60.0
+PATIENCE = 120.0
 EACH_ERA = pytest.mark.parametrize("mode", ["auto", "legacy"])
 START = {"item_id": "study", "mode": "thread"}
 KEEP_NOTE = {
