@@ -11,6 +11,7 @@ import pytest
 from tests.kernel.threads.conftest import Agents
 from tests.plugins.scripted_model import say, use
 
+from kiwi_mcp.domain.json import Json
 from kiwi_mcp.kernel.settings import default_url
 from kiwi_mcp.kernel.threads import runner
 from kiwi_mcp.store import threads
@@ -51,6 +52,46 @@ async def test_a_call_that_needs_approval_waits_and_runs_once_after_the_yes(agen
     done = await agents.call("thread", action="resume", thread_id=waiting["thread_id"], wait=True)
     assert done.content["status"] == "completed", done.content
     assert written.read_text() == "once\n"
+
+
+@pytest.mark.usefixtures("sandbox")
+async def test_a_yes_for_a_thread_or_a_directive_holds_there_and_nowhere_else(agents: Agents) -> None:
+    for name in ("study", "survey"):
+        agents.directive(name)
+    needs: Json = {"write": ["."]}
+    agents.bash_tool("keep_note", "echo x >> note.txt; echo '{}'", mutates_state=True, needs=needs)
+    await agents.sign("study", "survey", "keep_note")
+
+    async def asked(name: str, scope: str = "") -> str:
+        """Start a thread that makes three calls; answer the first question, and return what the thread does then."""
+        agents.model.will(*(use("execute", item_id="keep_note", parameters={"n": n}) for n in range(3)), say("Kept."))
+        begun = await agents.start(name)
+        if not scope:
+            await agents.call("thread", action="cancel", thread_id=begun["thread_id"])
+            return str(begun["status"])
+        yes = await agents.call("approvals", action="approve", approval_id=begun["approvals"][0], scope=scope)
+        assert not yes.is_error, yes.content
+        return str((await agents.read("thread", action="resume", thread_id=begun["thread_id"], wait=True))["status"])
+
+    assert await asked("study", "thread") == "completed"
+    assert await asked("study", "directive") == "completed"
+    assert await asked("study") == "completed"
+    assert await asked("survey") == "waiting"
+
+
+@pytest.mark.usefixtures("sandbox")
+async def test_a_question_that_expires_is_a_result_of_its_own(agents: Agents) -> None:
+    agents.directive("study")
+    agents.bash_tool("keep_note", "echo x >> note.txt; echo '{}'", mutates_state=True, needs={"write": ["."]})
+    await agents.sign("study", "keep_note")
+    agents.model.will(use("execute", item_id="keep_note", parameters={}), say("Not kept."))
+    waiting = await agents.start("study")
+    with closing(open_database(default_url(agents.user))) as database, database.transaction() as transaction:
+        transaction.write("update approvals set expires_at = 1", ())
+    done = await agents.read("thread", action="resume", thread_id=waiting["thread_id"], wait=True)
+    assert (done["status"], done["result"]) == ("completed", "Not kept."), done
+    assert "Expired: the owner" in json.dumps(agents.model.requests[-1].json["messages"][-1])
+    assert not (agents.project / "note.txt").exists()
 
 
 async def test_children_return_their_results_to_their_parent(agents: Agents) -> None:
