@@ -89,6 +89,29 @@ async def test_a_call_of_a_thread_is_approved_in_a_form(
     assert (project / "note.txt").read_text() == "once\n"
 
 
+@EACH_ERA
+async def test_a_question_of_a_thread_is_answered_in_a_form(
+    mode: Literal["auto", "legacy"], project: Path, scripted_model: ScriptedModel
+) -> None:
+    scripted_model.will(use("ask", question="Which colour?", choices=["red", "blue"]), say("Blue it is."))
+    scripted_model.will(use("ask", question="And which bird?"), say("Never."))
+    forms: list[Any] = []
+    answers = iter([("accept", {"answer": "blue"}), ("decline", None)])
+
+    async def elicited(_: object, params: Any) -> ElicitResult:
+        forms.append(params)
+        action, content = next(answers)
+        return ElicitResult(action=action, content=content)  # type: ignore[arg-type]  # two of the three actions
+
+    async with asyncio.timeout(PATIENCE), client_of(project, mode, elicitation_callback=elicited) as client:
+        done = answer_in(await client.call_tool("execute", START))
+        declined = answer_in(await client.call_tool("execute", START))
+    assert (done["status"], done["result"]) == ("success", "Blue it is."), done
+    assert forms[0].requested_schema["properties"]["answer"]["enum"] == ["red", "blue"]
+    assert "Which colour?" in forms[0].message
+    assert (declined["status"], declined["waits_for"], len(forms)) == ("waiting", "question", 2), declined
+
+
 async def test_a_model_gets_the_id_of_an_approval_and_cannot_answer_for_the_owner(
     project: Path, scripted_model: ScriptedModel
 ) -> None:

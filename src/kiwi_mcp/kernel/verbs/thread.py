@@ -14,7 +14,8 @@ from typing import Annotated, cast, get_args
 from msgspec import UNSET, Meta, UnsetType, field, to_builtins
 from msgspec.structs import replace
 
-from kiwi_mcp.domain.errors import InvalidRequest, NotFound, PolicyDenied, ThreadTaken, ThreadWaiting
+from kiwi_mcp.domain.calls import Question
+from kiwi_mcp.domain.errors import InvalidRequest, NotFound, PolicyDenied, ThreadTaken, ThreadWaiting, Unanswered
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
 from kiwi_mcp.domain.messages import ReplyDelta
 from kiwi_mcp.domain.outcome import Progress
@@ -31,6 +32,7 @@ from kiwi_mcp.domain.threads import (
     unobserved,
 )
 from kiwi_mcp.domain.times import iso, now_ms
+from kiwi_mcp.kernel.approvals import is_askable
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.threads.fork import fork_of, turn_at
 from kiwi_mcp.kernel.threads.runner import ThreadRunner, waiting_approvals
@@ -234,10 +236,10 @@ async def start(request: ThreadStartRequest, context: VerbContext) -> ThreadResp
     is_own = request.wait and not request.conversation
     own = services.context(context.caller, catalog)
     made, question = await runner.create(wanted, own, is_tainted=_is_tainted(context), is_own=is_own)
-    if question is None and is_own:
+    if is_own and (question is None or await _ask_here(made.id, context)):
         if context.caller.observe is unobserved:
             context.caller.report(Progress(f"thread {made.id}", thread_id=made.id))
-        await runner.run(made.id, context.caller, _observing(context))
+        await _run_here(made.id, context)
     warnings = lowered_limits(request.limits, made.limits) or UNSET
     if question is not None or request.wait or request.conversation:
         response = await _shown(made.id, context, AwaitedThread if request.wait else ThreadResponse)
@@ -627,9 +629,42 @@ async def _continue(thread: Thread, context: VerbContext, *, is_waiting: bool) -
     if not is_waiting:
         start_worker(context.services.user)
         return await _shown(thread.id, context)
-    runner = context.services.one(ThreadRunner)
-    await runner.run(thread.id, context.caller, _observing(context, thread.seq))
+    await _run_here(thread.id, context, after=thread.seq)
     return await _shown(thread.id, context, AwaitedThread)
+
+
+async def _run_here(thread_id: str, context: VerbContext, *, after: int = 0) -> None:
+    """Run a thread until it ends or waits for something that the person at the client does not answer in a form."""
+    runner = context.services.one(ThreadRunner)
+    await runner.run(thread_id, context.caller, _observing(context, after))
+    while answered := await _ask_here(thread_id, context):
+        for one in dict.fromkeys((answered, thread_id)):  # a child continues before its parent
+            await runner.run(one, context.caller, _observing(context, after))
+
+
+async def _ask_here(thread_id: str, context: VerbContext) -> str:
+    """Put the first open question of a thread to the person at an MCP client; return the thread that got an answer."""
+    caller, stores = context.caller, _stores(context)
+    if not (caller.capabilities and is_askable(caller)):
+        return ""
+    thread = await stores.do(partial(stores.threads.get, thread_id))
+    tree = {"thread_id": thread.id} if thread.parent_id else {"root_id": thread.id}
+    found = await stores.do(partial(stores.questions.open, now_ms(), **tree))
+    if not found:
+        return ""
+    asked, by = found[0], context.services.store.actor.name
+    form: JsonObject = {"type": "object", "properties": {"answer": asked.schema}, "required": ["answer"]}
+    message = question_text(await stores.do(partial(_question, stores, asked)))
+    question = Question("elicitation/create", {"message": message, "requestedSchema": form}, is_own=True)
+    try:
+        said = (await caller.ask({"answer": question}))["answer"]
+    except Unanswered:  # the client left, or does not show forms: the question stays open
+        return ""
+    answer = as_object(said.get("content")).get("answer")
+    if said.get("action") != "accept" or not isinstance(answer, str) or any(faults(asked.schema, answer)):
+        return ""
+    await stores.do(lambda: stores.questions.answer(asked.id, answer, by, now_ms()))
+    return asked.thread_id
 
 
 class ThreadResumeRequest(ThreadIdRequest, frozen=True, kw_only=True):
