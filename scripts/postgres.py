@@ -2,7 +2,7 @@
 
 It prints its URL and runs until its input ends or it is told to stop. A line `kill` ends it as a crash would, a line
 `start` starts it again where it was; each is answered with a line. The server is the one in the development packages,
-runs as an unprivileged user, listens on the loopback address only, and leaves nothing behind.
+runs as an unprivileged user, listens on the loopback address and in its own folder only, and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ PATIENCE = 60.0
 ACCESS = """\
 host all guarded 127.0.0.1/32 scram-sha-256
 host all all 127.0.0.1/32 trust
+local all all trust
 """
 """Everybody on this machine comes in, and one role shows what a password is like."""
 SETTINGS = {
     "listen_addresses": "127.0.0.1",
-    "unix_socket_directories": "",
     "shared_buffers": "32MB",
     "max_connections": "100",
     "log_min_messages": "fatal",
@@ -64,7 +64,8 @@ class Server:
                 raise TimeoutError(f"PostgreSQL did not start. {self._last_words()}")
             # After a crash its memory is in use for a moment longer: it gives up at once, and is asked again.
             if self._process is None or self._process.poll() is not None:
-                settings = [f"--{name}={value}" for name, value in SETTINGS.items()]
+                values = {**SETTINGS, "unix_socket_directories": str(self._folder)}
+                settings = [f"--{name}={value}" for name, value in values.items()]
                 self._process = self._begin("postgres", "-D", self._data, "-p", str(self._port), *settings)
             time.sleep(0.05)
 

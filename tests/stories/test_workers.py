@@ -17,12 +17,45 @@ from tests.kernel.threads.conftest import ALL_TOOLS, DIRECTIVE, write_provider
 from tests.plugins.scripted_model import ModelRequest, ScriptedModel, ScriptedTurn, say, use
 
 from kiwi_mcp.domain.times import now_ms
+from kiwi_mcp.kernel.threads.wake import worker_lock
 from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.schedules import Schedules
 
 pytestmark = pytest.mark.usefixtures("processes", "loopback", "postgres_server")
 HOUR = 3_600_000
 THINKING = 0.3
+
+
+RELAY = """
+import asyncio, sys
+
+def parts(place):
+    kind, _, where = place.partition(":")
+    return kind == "unix", where
+
+async def pump(reader, writer):
+    try:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    finally:
+        writer.close()
+
+async def relay(reader, writer):
+    is_unix, where = parts(sys.argv[2])
+    opening = asyncio.open_unix_connection(where) if is_unix else asyncio.open_connection("127.0.0.1", int(where))
+    far_reader, far_writer = await opening
+    await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer), return_exceptions=True)
+
+async def main():
+    is_unix, where = parts(sys.argv[1])
+    serving = asyncio.start_unix_server if is_unix else asyncio.start_server
+    async with await serving(relay, *([where] if is_unix else ["127.0.0.1", int(where)])) as server:
+        await server.serve_forever()
+
+asyncio.run(main())
+"""
+"""Passes connections on: a machine with its own network reaches the model through a socket in the file system."""
 
 
 class _Forgotten(dict[bytes, ModelRequest]):
@@ -55,6 +88,26 @@ def shared(home: Path, project: Path, scripted_model: ScriptedModel, postgres_ur
 
 def kiwi(*words: str) -> None:
     subprocess.run([sys.executable, "-m", "kiwi_mcp", *words], check=True, timeout=120, capture_output=True)
+
+
+@contextmanager
+def machines(hosts: Sequence[str], model: ScriptedModel, folder: Path) -> Iterator[None]:
+    """Run a worker on each machine: a host name and a network of its own, with the file system in common."""
+    port, place = model.url("openai_chat").split("/")[2].partition(":")[2], folder / "model.sock"
+    relay = [sys.executable, "-c", RELAY]
+    worker = f"'{sys.executable}' -m kiwi_mcp worker --concurrency 2"
+    script = f'"$@" & exec {worker}'
+    spaces = ["bwrap", "--dev-bind", "/", "/", "--unshare-net", "--unshare-uts", "--unshare-pid", "--die-with-parent"]
+    started = [subprocess.Popen([*relay, f"unix:{place}", f"tcp:{port}"])]
+    for host in hosts:
+        inner = ["sh", "-c", script, "sh", *relay, f"tcp:{port}", f"unix:{place}"]
+        started.append(subprocess.Popen([*spaces, "--hostname", host, *inner], stdout=subprocess.DEVNULL))
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait(60)
 
 
 @contextmanager
@@ -101,6 +154,35 @@ def serve(url: str, threads: int, count: int) -> float:
 def test_four_workers_serve_each_time_once(shared: str, scripted_model: ScriptedModel) -> None:
     serve(shared, 12, 4)
     assert len(scripted_model.requests) == 12 * 3  # no turn was made twice
+
+
+@pytest.mark.slow
+@pytest.mark.req("K-TH-07")
+@pytest.mark.usefixtures("sandbox")
+def test_workers_on_two_machines_share_the_queue_over_a_unix_socket(
+    shared: str, home: Path, scripted_model: ScriptedModel, tmp_path: Path
+) -> None:
+    with closing(open_database(shared)) as database:
+        folder = str(database.read("show unix_socket_directories", ())[0][0])
+        port, name = shared.rpartition(":")[2].split("/")
+        (home / ".ai" / "registry.yaml").write_text(
+            f"url: postgresql://kiwi@/{name}?host={folder}&port={port}\nactor: team\n"
+        )
+        lock = worker_lock(home / ".ai")  # no command starts a worker on this machine
+        assert lock is not None
+        for _ in range(4):
+            kiwi("thread", "start", "study")
+        working = "select host from workers join threads on lease_owner = process"
+        hosts, until = set[str](), time.monotonic() + 120
+        with machines(["kiwi-one", "kiwi-two"], scripted_model, tmp_path):
+            while database.read("select 1 from threads where ended_at = 0 limit 1", ()):
+                hosts |= {str(row[0]) for row in database.read(working, ())}
+                assert time.monotonic() < until
+                time.sleep(0.05)
+        os.close(lock)
+        assert hosts == {"kiwi-one", "kiwi-two"}
+        assert database.read("select distinct status, code, message from threads", ()) == [("completed", "", "")]
+    assert len(scripted_model.requests) == 4 * 3  # no turn was made twice
 
 
 @pytest.mark.soak
