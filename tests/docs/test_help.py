@@ -74,6 +74,13 @@ Review a change before it is merged
             "permissions": {},
         }
     ],
+    "code": [
+        {"value": 3},
+        {"value": 8},
+        {"value": 11, "printed": "articles: 3\n"},
+        {"value": ["coal"]},
+        {"value": ["jam"]},
+    ],
     "execute": [{"text": "HELLO"}],
     "knowledge": [
         {

@@ -49,6 +49,8 @@ class CallOrigin(Struct, frozen=True):
     """The digest of its directive."""
     lease: int = 0
     """The lease of the process that runs it: with an older one nothing can be appended."""
+    run: str = ""
+    """The run of the item that makes this call, such as a program or a tool that calls others."""
 
 
 PERSON = CallOrigin()

@@ -17,6 +17,7 @@ KiwiError
 │   ├── InvalidManifest
 │   ├── InvalidArguments
 │   ├── InvalidRequest
+│   ├── InvalidProgram
 │   ├── ProjectPathRequired
 │   ├── ProjectPathInvalid
 │   ├── PathInvalid
@@ -292,6 +293,19 @@ class InvalidRequest(Invalid):
     """A verb was called with invalid arguments."""
 
     code, error = "invalid_request", "Invalid request"
+
+
+class InvalidProgram(Invalid):
+    """A program of code mode does not fit the tools that it calls, or cannot be read; nothing of it ran."""
+
+    code, error = "invalid_program", "Invalid program"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            reason,
+            suggestion="`await` every call, pass arguments by name, and end with the result as an expression; "
+            "`help` with topic `code` has examples.",
+        )
 
 
 class ProjectPathRequired(Invalid):

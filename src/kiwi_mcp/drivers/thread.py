@@ -18,15 +18,20 @@ class ThreadItem(Native):
     """Starts a thread item; its calls pass every gate of their own."""
 
     driver = "thread"
+    verb = "thread"
+
+    def request(self, plan: Plan, space: Space) -> JsonObject:
+        """Return the request that starts the thread."""
+        return {"action": "start", "item_id": plan.identity, "inputs": plan.inputs, "wait": True}
 
     async def drive(
         self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller, dispatch: Dispatch
     ) -> Outcome:
         """Start the thread, and return its result with what it used."""
-        request: JsonObject = {"action": "start", "item_id": plan.identity, "inputs": plan.inputs, "wait": True}
+        request = self.request(plan, space)
         if space.project_ai.is_dir():
             request = {**request, "project_path": str(space.project)}
-        answer = as_object(await dispatch("thread", request))
+        answer = as_object(await dispatch(self.verb, request))
         details = {name: answer[name] for name in ("thread_id", "usage", "finish_reason") if name in answer}
         if answer.get("status") == "waiting":
             approvals, questions = as_list(answer.get("approvals")), map(as_object, as_list(answer.get("questions")))

@@ -87,14 +87,15 @@ async def run(call: Call, context: Context, record: CallRecord | None) -> Run:
                 call.space,
                 secrets=secrets,
                 caller=without_secrets(caller, secrets),
-                dispatch=partial(dispatch, context),
+                dispatch=partial(dispatch, context, run.id),
             )  # 19 sandbox, egress, addresses, redirects: the driver and the primitives enforce them again
         return await run.finish(redacted(outcome, secrets))  # 21 the only way an outcome leaves; 22 recorded
 
 
-async def dispatch(context: Context, verb: str, request: JsonObject) -> Json:
+async def dispatch(context: Context, run_id: str, verb: str, request: JsonObject) -> Json:
     """Call a verb for the caller of an item that is driven; raise the error of a call that is refused."""
-    answer = await context.services.dispatch(verb, request, context.caller)
+    caller = context.caller
+    answer = await context.services.dispatch(verb, request, replace(caller, origin=replace(caller.origin, run=run_id)))
     if answer.error is not None:
         raise answer.error
     return answer.content

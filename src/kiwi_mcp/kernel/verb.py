@@ -264,7 +264,7 @@ Item = Annotated[NameText, Argument(ITEM, "ITEM")]
 DryRun = Annotated[bool, Option("Show what would happen, do nothing.")]
 PlaceToWrite = Annotated[Where | None, Option("project or user.")]
 Action = Literal[
-    "run", "sign", "create", "update", "delete", "validate", "why",
+    "run", "code", "sign", "create", "update", "delete", "validate", "why",
     "publish", "pull", "versions", "diff", "deprecate", "yank", "rollback", "verify", "list",
 ]  # fmt: skip
 ACTIONS: tuple[Action, ...] = get_args(Action)

@@ -31,7 +31,7 @@ Reader = Literal["directive", "front_matter"]
 DefinedIn = Literal["builtin", "user", "project"]
 
 BUILT_IN = FOLDER / "types"
-AT_HOME = ("", "read", "composite", "native")
+AT_HOME = ("", "read", "composite", "native", "code")
 """Drivers without access to the outside world. Items of any other driver need an executor."""
 _BEGINS: Mapping[Reader, re.Pattern[str]] = {
     "directive": re.compile(r"<directive[^>]*>"),

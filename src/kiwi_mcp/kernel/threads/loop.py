@@ -17,6 +17,7 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
 from kiwi_mcp.domain.messages import TextPart, ToolCallPart, ToolDefinition, ToolResultPart
 from kiwi_mcp.domain.threads import NewEvent, ThreadChanges, WaitReason
 from kiwi_mcp.drivers.llm.provider import worst_case_micros
+from kiwi_mcp.kernel.threads.code import next_segment
 from kiwi_mcp.kernel.threads.compaction import make_room
 from kiwi_mcp.kernel.threads.hooks import hook_action, pass_hooks
 from kiwi_mcp.kernel.threads.limits import at_limit, exceeded
@@ -64,8 +65,8 @@ async def advance(work: ThreadWork) -> Step:
     if state.returned is not None and not state.has_unsent:
         step = await pass_hooks(work, "directive_return", "after_step", "after_complete")
         return step or await complete(work, state.returned)
-    if state.pending:
-        return await make_calls(work)
+    if state.pending or work.start.is_program:
+        return await (make_calls(work) if state.pending else next_segment(work))
     if state.model_seq and (step := await after_turn(work)):
         return step
     if thread.kind == "conversation" and (state.stop in _TURN_ENDS or len(state.messages) == 1):
@@ -173,9 +174,8 @@ async def make_calls(work: ThreadWork) -> Step:
     calls = list(work.state.pending.values())
     left = max(0, work.thread.limits.tool_calls - work.thread.usage.tool_calls)
     key = f"loop:{work.state.model_seq}"
-    if is_repeating(work.state.recent_calls) and (
-        step := await unless_continued(work, key, "loop", _LOOP, limit="loop")
-    ):
+    is_looping = not work.start.is_program and is_repeating(work.state.recent_calls)
+    if is_looping and (step := await unless_continued(work, key, "loop", _LOOP, limit="loop")):
         return step
     gate = asyncio.Semaphore(AT_ONCE)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Literal, TypeAlias
 
 from kiwi_mcp.domain.errors import (
@@ -15,7 +16,7 @@ from kiwi_mcp.domain.errors import (
     Unavailable,
     Untrusted,
 )
-from kiwi_mcp.domain.json import JsonObject, as_text, compact, text_of
+from kiwi_mcp.domain.json import JsonObject, as_object, as_text, compact, text_of
 from kiwi_mcp.domain.messages import ToolCallPart, ToolResultPart
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.kernel.verb import Answer
@@ -34,6 +35,8 @@ _STATUSES: tuple[tuple[type[KiwiError], ResultStatus], ...] = (
 _BY_CODE: dict[str, ResultStatus] = {"timeout": "timeout", "unavailable": "unavailable"}
 _SHOWN = ("error", "code", "message", "suggestion", "retry_after", "issues", "result", "logs", "exit_code")
 """What a model reads of a failure."""
+_LARGEST_VALUE = 1_000_000
+_VALUE = "[JSON]"
 _DATA, _INSTRUCTIONS = "data", "instructions"
 
 
@@ -68,6 +71,29 @@ def result_of_run(call: ToolCallPart, outcome: Outcome, response: JsonObject) ->
     }
     content = compact({key: value for key, value in failure.items() if value})
     return _BY_CODE.get(outcome.status, "error"), _part(call, content, is_error=True)
+
+
+def value_of_run(call: ToolCallPart, outcome: Outcome) -> tuple[ResultStatus, ToolResultPart] | None:
+    """Return the whole value of a call that a program made; None if the call failed."""
+    if not outcome.is_success:
+        return None
+    text = compact(outcome.result)
+    if len(text) > _LARGEST_VALUE:
+        size = f"it has {len(text):,} characters, and a program takes {_LARGEST_VALUE:,}"
+        return "error", failed_result(call, f"too_large: the call was made, but {size}. Ask for less.")
+    return "ok", _part(call, text, label=_VALUE)
+
+
+def value_of(part: ToolResultPart) -> JsonObject:
+    """Return the result of a call as a program gets it: a value, or the message of an exception."""
+    if not part.is_error:
+        return {"value": json.loads(part.content) if part.label == _VALUE else part.content}
+    try:
+        found = as_object(json.loads(part.content))
+    except ValueError:
+        found = {}
+    words = (as_text(found.get(name)) for name in ("message", "suggestion"))
+    return {"error": f"{found['code']}: {' '.join(filter(None, words))}" if found.get("code") else part.content}
 
 
 def failed_result(call: ToolCallPart, message: str) -> ToolResultPart:

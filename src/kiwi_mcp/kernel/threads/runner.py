@@ -40,6 +40,7 @@ from kiwi_mcp.engine.queue import QueueLimits, choose
 from kiwi_mcp.kernel.context import Context, Services
 from kiwi_mcp.kernel.threads import wake
 from kiwi_mcp.kernel.threads.cassette import RecordedReplies
+from kiwi_mcp.kernel.threads.code import code_thread
 from kiwi_mcp.kernel.threads.loop import advance, stop_turn
 from kiwi_mcp.kernel.threads.start import (
     StartRequest,
@@ -103,7 +104,7 @@ class ThreadRunner:
         `claim` writes in the same transaction; it is given the id of the thread. One that `is_own` is run by this
         process next, so no worker takes it.
         """
-        thread, first = new_thread(wanted, context)
+        thread, first = _new_thread(wanted, context)
         lease = (self._process(), now_ms()) if is_own else ("", 0)
         thread = replace(thread, is_tainted=is_tainted, lease_owner=lease[0], beat_at=lease[1])
         events = [
@@ -210,7 +211,7 @@ class ThreadRunner:
             return known
         catalog = self._services.catalogs.at(parent.project or None)
         own = replace(wanted, parent=parent, hooks=inherited_hooks(rebuild(events[:2]).start))
-        child, start = new_thread(own, self._services.context(caller, catalog))
+        child, start = _new_thread(own, self._services.context(caller, catalog))
         items = unsigned_items(catalog.resolve(child.item), self._services.provenance)
         if items and not await self.stores.was_started(child):
             raise PolicyDenied(
@@ -221,7 +222,9 @@ class ThreadRunner:
             self._replies[child.id] = recorded.child(child.item)
             child = replace(child, status="paused")  # so that no other process takes it
         first, spawned = first_events(child, start, key)
-        _, made = await self.stores.do(lambda: threads.spawn(parent, child, first, spawned))
+        _, made = await self.stores.do(
+            lambda: threads.spawn(parent, child, first, spawned, is_counted=not start.is_program)
+        )
         if made.is_detached and recorded is None:
             wake.start_worker(self._services.user)  # this process may end before it does
         else:
@@ -422,6 +425,8 @@ class ThreadRunner:
             _log.exception("incident %s in thread %s", incident, thread_id)
             return await end(work, "failed", "error", code="internal", message=f"Internal error, incident {incident}.")
         finally:
+            closing = asyncio.ensure_future(work.resources.aclose())
+            await asyncio.wait({closing})
             await asyncio.shield(stores.do(partial(stores.threads.release, work.thread)))
             if work.thread.is_ended:
                 await asyncio.shield(self._cancel_children(work.thread))
@@ -480,6 +485,10 @@ class ThreadRunner:
                 await task
         if self._is_worker_needed:
             wake.start_worker(self._services.user)
+
+
+def _new_thread(wanted: StartRequest, context: Context) -> tuple[Thread, PromptStart]:
+    return code_thread(wanted, wanted.program, context) if wanted.program else new_thread(wanted, context)
 
 
 async def _end_cancelled(work: ThreadWork) -> Step:

@@ -57,8 +57,8 @@ from kiwi_mcp.store.runs import new_run
 
 THREAD_TOOLS = ("return", "ask", "spawn", "wait")
 _OWN = (*THREAD_TOOLS, "checkpoints")
-_OWN_VERBS = tuple(f"thread_tools.{name}" for name in _OWN)
-_OWN_ITEMS = tuple(f"builtin/kiwi/{name}@*" for name in _OWN)
+_OWN_VERBS = (*(f"thread_tools.{name}" for name in _OWN), "code_tools.run", "execute.code")
+_OWN_ITEMS = tuple(f"builtin/kiwi/{name}@*" for name in (*_OWN, "code"))
 _EMPTY: dict[str, Json] = {"type": "object", "properties": {}}
 """What every schema of a tool begins with: some providers refuse one without properties."""
 _UNSIGNED = frozenset({"model_written", "unknown"})
@@ -100,6 +100,15 @@ class ThreadStarter(Struct, frozen=True, omit_defaults=True):
     project: str = ""
 
 
+class CodeProgram(Struct, frozen=True):
+    """A program, the identities of the items that it names, their stubs, and the run that it is part of."""
+
+    code: str
+    targets: dict[str, str]
+    stubs: str
+    run: str
+
+
 class StartRequest(Struct, frozen=True):
     """What to start: a directive or a thread item, its inputs, limits that narrow its own, and the model if chosen."""
 
@@ -117,6 +126,8 @@ class StartRequest(Struct, frozen=True):
     """Whether a child continues after its parent has ended."""
     is_hook: bool = False
     """Whether a hook of the parent starts it, which needs no permission to spawn."""
+    program: CodeProgram | None = None
+    """The program that is run in place of a directive."""
 
 
 def new_thread(request: StartRequest, context: Context) -> tuple[Thread, PromptStart]:
@@ -318,7 +329,11 @@ def refuse_spawn(parent: Thread | None, chain: Chain) -> None:
 def limits_of(program: DirectiveProgram, request: StartRequest) -> ThreadLimits:
     """Return the limits: those of the directive, or the defaults, narrowed by the caller and by the parent's rest."""
     base = _CONVERSATION if request.is_conversation else ThreadLimits()
-    limits = narrowed(declared_limits(program.limits, base), request.limits)
+    return within_parent(narrowed(declared_limits(program.limits, base), request.limits), request)
+
+
+def within_parent(limits: ThreadLimits, request: StartRequest) -> ThreadLimits:
+    """Return limits of which those of a child are no wider than what its parent has left."""
     parent = request.parent
     if parent is None:
         return limits

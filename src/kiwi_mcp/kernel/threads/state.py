@@ -48,6 +48,8 @@ class PromptStart(Struct, frozen=True):
     """When a call of this thread that changes files gets a checkpoint: `auto` for each, `disabled` for none."""
     hooks: tuple[Hook, ...] = ()
     """The hooks of the directive; `before_step` hooks of its parents stand before its own."""
+    is_program: bool = False
+    """Whether `first` is a program of code mode, and `system` has the stubs of its items."""
 
 
 class BegunCall(Struct, frozen=True):

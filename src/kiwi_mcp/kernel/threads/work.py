@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial, reduce
 from hashlib import sha256
 from typing import Literal, Protocol, TypeVar, cast
@@ -33,11 +33,12 @@ from kiwi_mcp.domain.threads import (
     unobserved,
 )
 from kiwi_mcp.domain.times import now_ms
+from kiwi_mcp.drivers.code.process import ProgramProcess
 from kiwi_mcp.drivers.llm.conversation import Conversation
 from kiwi_mcp.drivers.llm.provider import ModelChoice, choose_model, context_window
 from kiwi_mcp.kernel.context import Context, Services
 from kiwi_mcp.kernel.threads.cassette import RecordedReplies
-from kiwi_mcp.kernel.threads.results import result_of_run
+from kiwi_mcp.kernel.threads.results import result_of_run, value_of_run
 from kiwi_mcp.kernel.threads.start import grants_of, starter_of
 from kiwi_mcp.kernel.threads.state import PromptStart, ThreadState
 from kiwi_mcp.kernel.threads.transcript import TranscriptMirror, redactor_for
@@ -152,6 +153,10 @@ class ThreadWork:
         self._mirror: TranscriptMirror | None = None
         self.replies: RecordedReplies | None = None
         """What answers in place of the model, where a recorded thread is replayed."""
+        self.program: ProgramProcess | None = None
+        """The process that runs the program of code mode, where there is one."""
+        self.resources = AsyncExitStack()
+        """What is open while this process works on the thread, such as the process of a program."""
 
     async def open(self) -> None:
         """Read the journal, and resolve the provider and the model as they are now."""
@@ -160,13 +165,15 @@ class ThreadWork:
                 redactor = await asyncio.to_thread(redactor_for, self.catalog.space)
                 self._mirror = TranscriptMirror(self.thread, redactor)
         await self.sync()
+        if self.thread.is_tainted:
+            self.services.tainted_callers.add(self.thread.id)
+        self.path = await self.stores.do(partial(self.stores.path_of, self.thread))
+        if self.start.is_program:
+            return  # no model
         self.provider = self.catalog.resolve(self.start.provider)
         self.choice = choose_model(self.provider, tier=self.start.tier, model=self.start.model)
         self.conversation = Conversation(self.choice)
         self.window = context_window(self.choice) or 0
-        if self.thread.is_tainted:
-            self.services.tainted_callers.add(self.thread.id)
-        self.path = await self.stores.do(partial(self.stores.path_of, self.thread))
 
     @property
     def start(self) -> PromptStart:
@@ -197,7 +204,13 @@ class ThreadWork:
         return replace(
             self.starter,
             origin=CallOrigin(
-                thread.id, "", thread.depth + 1, path=self.path, directive=thread.digest, lease=thread.lease
+                thread.id,
+                "",
+                thread.depth + 1,
+                path=self.path,
+                directive=thread.digest,
+                lease=thread.lease,
+                run=as_text(thread.rights.get("run")),
             ),
             answer_ms=thread.limits.answer_seconds * 1_000,
             grants=grants_of(thread),
@@ -421,7 +434,8 @@ class _CallNotes:
 
     def ended(self, transaction: object, run_id: str, outcome: Outcome, response: JsonObject) -> None:
         """Append the result of the call."""
-        status, part = result_of_run(self._call, outcome, response)
+        found = value_of_run(self._call, outcome) if self._work.start.is_program else None
+        status, part = found or result_of_run(self._call, outcome, response)
         body: JsonObject = {"status": status, "run_id": run_id, "part": to_builtins(part)}
         self._append(transaction, NewEvent("result", body), ThreadChanges(tool_calls=1))
 

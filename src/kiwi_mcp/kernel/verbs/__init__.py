@@ -63,7 +63,7 @@ VERBS: tuple[VerbFamily, ...] = (
         name="execute",
         envelope=ExecuteRequest,
         verbs={
-            "run": "run",
+            **dict.fromkeys(("run", "code"), "run"),
             "sign": "sign",
             **dict.fromkeys(("create", "update", "delete"), "create"),
             "validate": "sign",
@@ -141,6 +141,14 @@ VERBS: tuple[VerbFamily, ...] = (
         description="What the thread tools do.",
         is_native=True,
         is_read_only=False,
+    ),
+    VerbFamily(
+        name="code_tools",
+        verbs={"run": "code"},
+        description="What the item `code` does.",
+        is_native=True,
+        is_read_only=False,
+        runs_items=True,
     ),
     VerbFamily(
         name="memory_tools",

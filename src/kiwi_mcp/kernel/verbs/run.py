@@ -30,7 +30,9 @@ from kiwi_mcp.kernel.verb import (
     DryRun,
     ItemKind,
     ItemRequest,
+    LongText,
     Option,
+    Request,
     Response,
     misplaced,
     verb,
@@ -44,6 +46,7 @@ _FAILURES: dict[Status, tuple[str, str]] = {
     "cancelled": ("cancelled", "Cancelled"),
 }
 _EXIT_FAILED = 1
+_CODE = "builtin/kiwi/code"
 _UNFINISHED = ("queued", "running", "waiting", "paused")
 """The statuses of a thread that has not ended."""
 _OF_THREAD = (
@@ -178,6 +181,25 @@ async def run(request: RunRequest, context: VerbContext) -> Answer:
     return replace(
         answer, content={**answer.content, "warnings": [*as_list(answer.content.get("warnings")), *warnings]}
     )
+
+
+class CodeRequest(Request, frozen=True, kw_only=True):
+    """A program to run: `code`, `inputs` and `items` inside `parameters`."""
+
+    parameters: Annotated[
+        Parameters, Argument("code=TEXT or code=@FILE, items, inputs.", "NAME=VALUE", kind="parameters")
+    ]
+    project_path: LongText | None = None
+    dry_run: DryRun = False
+
+
+@verb("code", wire=("execute", "code"), access=ANYONE, group="tool", asks=True, response=CallResponse, shows=_view)
+async def run_code(request: CodeRequest, context: VerbContext) -> Answer:
+    """Run a program that calls items as functions, in a sandbox; only its result is returned."""
+    wanted = RunRequest(
+        item_id=_CODE, parameters=request.parameters, project_path=request.project_path, dry_run=request.dry_run
+    )
+    return await run(wanted, context)
 
 
 def _taken(strays: Sequence[str], call: Call, context: Context) -> Sequence[str]:

@@ -211,7 +211,7 @@ def count_text(number: Json, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _is_tainted(context: VerbContext) -> bool:
+def is_tainted(context: VerbContext) -> bool:
     """Whether what a caller sends to a thread may come from outside text that it read."""
     return not context.is_owner and context.caller.reader in context.services.tainted_callers
 
@@ -232,17 +232,17 @@ async def start(request: ThreadStartRequest, context: VerbContext) -> ThreadResp
         priority=request.priority,
     )
     if context.caller.origin.thread:
-        return await _start_child(wanted, context, is_waiting=request.wait)
+        return await start_child(wanted, context, is_waiting=request.wait)
     is_own = request.wait and not request.conversation
     own = services.context(context.caller, catalog)
-    made, question = await runner.create(wanted, own, is_tainted=_is_tainted(context), is_own=is_own)
+    made, question = await runner.create(wanted, own, is_tainted=is_tainted(context), is_own=is_own)
     if is_own and (question is None or await _ask_here(made.id, context)):
         if context.caller.observe is unobserved:
             context.caller.report(Progress(f"thread {made.id}", thread_id=made.id))
-        await _run_here(made.id, context)
+        await run_here(made.id, context)
     warnings = lowered_limits(request.limits, made.limits) or UNSET
     if question is not None or request.wait or request.conversation:
-        response = await _shown(made.id, context, AwaitedThread if request.wait else ThreadResponse)
+        response = await shown_thread(made.id, context, AwaitedThread if request.wait else ThreadResponse)
         return replace(response, warnings=warnings)
     start_worker(services.user)
     return replace(_started(made), warnings=warnings)
@@ -253,7 +253,7 @@ def _started(thread: Thread) -> ThreadResponse:
     return ThreadResponse(thread_id=thread.id, status=thread.status, started_at=at, transcript_path=path)
 
 
-async def _start_child(wanted: StartRequest, context: VerbContext, *, is_waiting: bool) -> ThreadResponse:
+async def start_child(wanted: StartRequest, context: VerbContext, *, is_waiting: bool) -> ThreadResponse:
     """Start a child of the thread that calls, as `spawn` does; its rights and its budget are its parent's."""
     child = await context.services.one(ThreadRunner).spawn(wanted, context.caller)
     if is_waiting and not child.is_ended:
@@ -297,7 +297,7 @@ def event_text(event: ThreadEvent) -> str:
             return ""
 
 
-async def _shown(
+async def shown_thread(
     thread_id: str, context: VerbContext, kind: type[ThreadResponse] = ThreadResponse, *, has_events: bool = False
 ) -> ThreadResponse:
     """Return a thread as it stands; one that waits no longer is `queued`, since the next worker continues it."""
@@ -369,8 +369,13 @@ def _question(stores: ThreadStores, one: ThreadQuestion) -> JsonObject:
     return {**known, **choices, "expires_at": iso(one.expires_at)}
 
 
+def _shown_body(body: JsonObject) -> JsonObject:
+    """Return the body of an event without the snapshot of a program, which nobody reads."""
+    return {name: value for name, value in body.items() if name != "snapshot"}
+
+
 def _event(event: ThreadEvent) -> JsonObject:
-    return {**event.body, "seq": event.seq, "at": iso(event.at), "kind": event.kind}
+    return {**_shown_body(event.body), "seq": event.seq, "at": iso(event.at), "kind": event.kind}
 
 
 class ThreadListRequest(Request, frozen=True, kw_only=True):
@@ -479,7 +484,7 @@ def _summary(kind: str, body: JsonObject) -> str:
 async def show_thread(request: ThreadIdRequest, context: VerbContext) -> ThreadResponse:
     """Show a thread with all events of its journal."""
     try:
-        return await _shown(request.thread_id, context, has_events=True)
+        return await shown_thread(request.thread_id, context, has_events=True)
     except NotFound:
         old = await asyncio.to_thread(_old_thread, request.thread_id, context)
         if old is None:
@@ -544,7 +549,7 @@ async def watch_thread(request: ThreadWatchRequest, context: VerbContext) -> Thr
         # One whose question is answered continues as soon as a worker takes it.
         is_stopped = thread.status == "paused" or (thread.status == "waiting" and not runner.is_answered(thread))
         if thread.is_ended or is_stopped or time.monotonic() > until:
-            return await _shown(thread.id, context, AwaitedThread)
+            return await shown_thread(thread.id, context, AwaitedThread)
         await asyncio.sleep(_POLL)
 
 
@@ -628,12 +633,12 @@ async def _continue(thread: Thread, context: VerbContext, *, is_waiting: bool) -
     """Let a thread continue, here where the caller waits, else in the background; return it."""
     if not is_waiting:
         start_worker(context.services.user)
-        return await _shown(thread.id, context)
-    await _run_here(thread.id, context, after=thread.seq)
-    return await _shown(thread.id, context, AwaitedThread)
+        return await shown_thread(thread.id, context)
+    await run_here(thread.id, context, after=thread.seq)
+    return await shown_thread(thread.id, context, AwaitedThread)
 
 
-async def _run_here(thread_id: str, context: VerbContext, *, after: int = 0) -> None:
+async def run_here(thread_id: str, context: VerbContext, *, after: int = 0) -> None:
     """Run a thread until it ends or waits for something that the person at the client does not answer in a form."""
     runner = context.services.one(ThreadRunner)
     await runner.run(thread_id, context.caller, _observing(context, after))
@@ -685,10 +690,10 @@ async def resume_thread(request: ThreadResumeRequest, context: VerbContext) -> T
     await _refuse_paused(thread, context)
     catalog = context.services.catalogs.at(thread.project or None)
     switched = switched_model(thread, request.model, catalog) if request.model else None
-    await runner.wake(thread, request.message or "", switched, is_tainted=_is_tainted(context))
+    await runner.wake(thread, request.message or "", switched, is_tainted=is_tainted(context))
     if request.message or thread.waits_for != "message":
         return await _continue(thread, context, is_waiting=request.wait)
-    return await _shown(thread.id, context)
+    return await shown_thread(thread.id, context)
 
 
 async def _refuse_paused(thread: Thread, context: VerbContext) -> None:
@@ -728,9 +733,9 @@ class ThreadInjectRequest(ThreadIdRequest, frozen=True, kw_only=True):
 async def inject_message(request: ThreadInjectRequest, context: VerbContext) -> ThreadResponse:
     """Give a thread a message, also while it runs: the next request to the model has it."""
     thread = await _own_thread(request.thread_id, context)
-    await context.services.one(ThreadRunner).inject(thread, request.message, is_tainted=_is_tainted(context))
+    await context.services.one(ThreadRunner).inject(thread, request.message, is_tainted=is_tainted(context))
     await _continue(thread, context, is_waiting=False)
-    return await _shown(thread.id, context)
+    return await shown_thread(thread.id, context)
 
 
 @verb("pause", group="thread", access=ANYONE, shows=_result_view)
@@ -738,7 +743,7 @@ async def pause_thread(request: ThreadIdRequest, context: VerbContext) -> Thread
     """Pause a thread before its next step, until the owner, or the caller that paused it, resumes it."""
     thread = await _own_thread(request.thread_id, context)
     await context.services.one(ThreadRunner).pause(thread, starter_name(context))
-    return await _shown(thread.id, context)
+    return await shown_thread(thread.id, context)
 
 
 class ThreadCancelRequest(ThreadIdRequest, frozen=True, kw_only=True):
@@ -759,7 +764,7 @@ async def cancel_thread(request: ThreadCancelRequest, context: VerbContext) -> T
         tree = ThreadFilter(root_id=thread.id, limit=_MOST)
         for one in await runner.stores.do(partial(runner.stores.threads.list, tree)):
             await runner.cancel(one)
-    response = await _shown(thread.id, context)
+    response = await shown_thread(thread.id, context)
     if response.status not in ENDED:  # the process that runs it stops it; where that one has died, a worker does
         start_worker(context.services.user)
     return response
@@ -784,12 +789,12 @@ async def fork_thread(request: ThreadForkRequest, context: VerbContext) -> Threa
     stores = _stores(context)
     if request.message:
         made.append(NewEvent("injected", {"text": request.message}))
-        thread = replace(thread, status="queued", waits_for="", is_tainted=thread.is_tainted or _is_tainted(context))
+        thread = replace(thread, status="queued", waits_for="", is_tainted=thread.is_tainted or is_tainted(context))
     elif thread.waits_for:
         made.append(NewEvent("asked", {"waits_for": thread.waits_for}))
     new = await stores.do(partial(stores.threads.create, thread, made))
     if new.waits_for:
-        return await _shown(new.id, context)
+        return await shown_thread(new.id, context)
     return await _continue(new, context, is_waiting=request.wait)
 
 
@@ -909,7 +914,7 @@ async def erase_thread(request: ThreadIdRequest, context: VerbContext) -> Thread
     await stores.do(lambda: stores.threads.erase(thread.id, now_ms()))
     if thread.project:
         (Path(thread.project) / transcript_path(thread)).unlink(missing_ok=True)
-    return await _shown(thread.id, context)
+    return await shown_thread(thread.id, context)
 
 
 async def _redactor(thread: Thread, context: VerbContext) -> Redactor:

@@ -1,0 +1,204 @@
+"""Code mode: a thread whose steps come from a program that a model wrote, and not from a model.
+
+A segment of the program ends where it waits for calls. They are stored as a reply of a model is, with a snapshot of
+the program, and made as any call of a thread. So a program survives its process, and may wait for days.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import zlib
+from hashlib import sha256
+
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, LeaseLost, NotFound, PolicyDenied
+from kiwi_mcp.domain.grants import LEFT_TO_OTHERS, Deny, Grant, Rules
+from kiwi_mcp.domain.json import Json, JsonObject, as_text, compact
+from kiwi_mcp.domain.messages import TextPart, ToolCallPart
+from kiwi_mcp.domain.threads import NewEvent, Thread, ThreadChanges, ThreadLimits
+from kiwi_mcp.domain.times import now_ms
+from kiwi_mcp.drivers.code.process import ProgramAnswer, open_program
+from kiwi_mcp.kernel.context import Context
+from kiwi_mcp.kernel.threads.limits import at_limit
+from kiwi_mcp.kernel.threads.results import value_of
+from kiwi_mcp.kernel.threads.start import (
+    CodeProgram,
+    StartRequest,
+    delegates_of,
+    starter_name,
+    starter_rights,
+    within_parent,
+)
+from kiwi_mcp.kernel.threads.state import PromptStart
+from kiwi_mcp.kernel.threads.steps import NEXT, Step, end
+from kiwi_mcp.kernel.threads.work import ThreadWork
+from kiwi_mcp.manifest.stubs import identifier, prelude_of, stubs_of
+from kiwi_mcp.store.runs import new_run
+
+CODE = "builtin/kiwi/code"
+_LIMITS = ThreadLimits(turns=200, seconds=600, tool_calls=200)
+_NAMED = re.compile(r"(?<![\w.])tools((?:\.[A-Za-z_]\w*){1,4})", re.ASCII)
+_MOST_ITEMS = 50
+_MOST_PRINTED = 20_000
+_LARGEST_SNAPSHOT, _LARGEST_RESULT = 1_500_000, 1_000_000
+_OWN = ("thread_tools", "code_tools")
+"""The verbs behind items that only a model calls."""
+_INVALID = "Nothing ran. The program does not fit its tools:\n"
+
+
+def read_program(code: str, items: list[str], run: str, context: Context) -> CodeProgram:
+    """Return a program with the items that it may call: those that are named beside it or in it, and permitted."""
+    found: dict[str, str] = {identifier_path(one): one for one in items}
+    for named in dict.fromkeys(_NAMED.findall(code)):
+        path = named[1:].split(".")
+        prefixes = [".".join(path[:size]) for size in range(1, len(path) + 1)]
+        if not any(prefix in found for prefix in prefixes):
+            found |= _looked_up(prefixes, context)
+    if len(found) > _MOST_ITEMS:
+        raise InvalidRequest(f"The program names {len(found)} items.", suggestion=f"Use at most {_MOST_ITEMS}.")
+    declared: dict[str, tuple[str, JsonObject, JsonObject]] = {}
+    targets: dict[str, str] = {}
+    for name, reference in found.items():
+        chain = context.catalog.resolve(reference)
+        tool, manifest = chain.tool, chain.tool.manifest
+        if as_text(manifest.config.get("verb")) in _OWN or tool.identity.partition("@")[0] == CODE:
+            raise PolicyDenied(f"A program cannot call {tool.id!r}.", suggestion="Call it outside of a program.")
+        verdict = context.rights.item_verdict([link.identity for link in chain.links], chain.item_traits)
+        if isinstance(verdict, Deny):
+            raise PolicyDenied(
+                f"{tool.id!r} is not permitted: {verdict.reason}.", suggestion="Leave it out.", tool_id=tool.id
+            )
+        declared[name] = (manifest.description, manifest.parameters, manifest.outputs)
+        targets[name] = tool.identity
+    return CodeProgram(code, targets, stubs_of(declared), run)
+
+
+def identifier_path(reference: str) -> str:
+    """Return the name that an item has in programs: `github/create-issue` is `github.create_issue`."""
+    return ".".join(identifier(one) for one in reference.partition("@")[0].split("/"))
+
+
+def _looked_up(prefixes: list[str], context: Context) -> dict[str, str]:
+    """Return the item that a dotted name in a program means, the shortest first; the type check names unknown ones."""
+    for name in prefixes:
+        path = name.replace(".", "/")
+        for reference in dict.fromkeys((path, path.replace("_", "-"))):
+            try:
+                context.catalog.find(reference)
+            except NotFound:
+                continue
+            return {name: reference}
+    return {}
+
+
+def code_thread(request: StartRequest, program: CodeProgram, context: Context) -> tuple[Thread, PromptStart]:
+    """Return the thread of a program: its calls have the rights of the caller, for the items of the program only."""
+    space, parent, now = context.space, request.parent, now_ms()
+    own = Grant(
+        Rules(tuple(program.targets.values())),
+        read=LEFT_TO_OTHERS,
+        write=LEFT_TO_OTHERS,
+        name="the items of the program",
+    )
+    left = parent.limits.tool_calls - parent.usage.tool_calls if parent else _LIMITS.tool_calls
+    thread = Thread(
+        id=new_run(now)[0],
+        kind="thread",
+        item=context.catalog.resolve(CODE).tool.identity,
+        directive=CODE,
+        digest=sha256(program.code.encode()).hexdigest(),
+        starter=starter_name(context),
+        project=str(space.project) if space.project_ai.is_dir() else "",
+        limits=within_parent(replace(_LIMITS, tool_calls=min(_LIMITS.tool_calls, left)), request),
+        created_at=now,
+        parent_id=parent.id if parent else "",
+        rights={
+            "grants": to_builtins((*context.caller.grants, own)),
+            "delegates": to_builtins(delegates_of(parent) if parent else ()),
+            **starter_rights(parent, context),
+            "run": program.run,
+        },
+        inputs=request.inputs,
+        queue=parent.queue if parent else request.queue,
+        priority=parent.priority if parent else request.priority,
+    )
+    return thread, PromptStart(program.stubs, program.code, (), program.targets, "", "", is_program=True)
+
+
+async def next_segment(work: ThreadWork) -> Step:
+    """Run the program to its next calls or to its end."""
+    if work.thread.usage.turns >= work.thread.limits.turns:
+        return await at_limit(work, "turns")
+    if work.seconds() >= work.thread.limits.seconds:
+        return await at_limit(work, "duration")
+    try:
+        answer = await _run_segment(work)
+    except LeaseLost:
+        raise
+    except KiwiError as error:
+        return await end(work, "failed", "error", code=error.code, message=f"{error.message} {error.suggestion}")
+    printed = f"{work.state.text}{answer.printed}"[:_MOST_PRINTED]
+    if answer.calls:
+        snapshot = _packed(answer.snapshot)
+        if len(snapshot) <= _LARGEST_SNAPSHOT:
+            return await _note_calls(work, answer, snapshot, printed)
+        answer = ProgramAnswer(failed="MemoryError: the program holds too much to be stored. Keep only what you need.")
+    result: dict[str, Json] = {"printed": printed} if printed else {}
+    if answer.invalid:
+        return await _fail(work, "invalid_program", f"{_INVALID}{answer.invalid}", result)
+    if answer.failed:
+        return await _fail(work, "program_failed", f"The program failed.\n{answer.failed}", result)
+    if len(compact(answer.value)) > _LARGEST_RESULT:
+        return await _fail(work, "too_large", "The result of the program is too large: return less.", result)
+    return await end(work, "completed", "stop", result={"value": answer.value, **result})
+
+
+async def _fail(work: ThreadWork, code: str, message: str, result: JsonObject) -> Step:
+    return await end(work, "failed", "error", result=result or None, code=code, message=message)
+
+
+async def _run_segment(work: ThreadWork) -> ProgramAnswer:
+    """Start the program, or continue it with the results of its calls: from its snapshot in a new process."""
+    state, start = work.state, work.start
+    results: JsonObject = {call_id: value_of(part) for call_id, part in state.results.items()}
+    if work.program is not None:
+        return await work.program.ask({"results": results})
+    request: JsonObject = {"stubs": start.system, "prelude": prelude_of(start.targets)}
+    if state.model_seq:
+        request = {"snapshot": await _snapshot(work), "results": results}
+    else:
+        request = {**request, "code": start.first, "inputs": work.thread.inputs}
+    process = work.program = await work.resources.enter_async_context(open_program(work.catalog.space))
+    return await process.ask(request)
+
+
+async def _note_calls(work: ThreadWork, answer: ProgramAnswer, snapshot: str, printed: str) -> Step:
+    calls = [ToolCallPart(str(number), name, compact(arguments)) for number, name, arguments in answer.calls]
+    parts = [*([TextPart(printed)] if printed else []), *calls]
+    body: JsonObject = {"parts": to_builtins(parts), "stop": "calls", "model": "", "snapshot": snapshot}
+    await work.append(NewEvent("model", body), changes=ThreadChanges(turns=1))
+    return NEXT
+
+
+async def _snapshot(work: ThreadWork) -> str:
+    """Return the stored program; a journal that was changed from outside is refused."""
+    stores, thread = work.stores, work.thread
+    if found := await stores.do(lambda: stores.threads.verify(thread.id)):
+        raise PolicyDenied(
+            f"The journal of the program was changed: {found[0].place}: {found[0].reason}.",
+            suggestion="Start the program again.",
+        )
+    events = await stores.do(lambda: stores.threads.events(thread.id, work.state.model_seq - 1))
+    packed = as_text(events[0].body.get("snapshot"))
+    return base64.b64encode(zlib.decompressobj().decompress(base64.b64decode(packed), _LARGEST_SNAPSHOT * 20)).decode()
+
+
+def _packed(snapshot: str) -> str:
+    try:
+        return base64.b64encode(zlib.compress(base64.b64decode(snapshot, validate=True), 1)).decode()
+    except (binascii.Error, ValueError):  # the process of the program is not trusted
+        return " " * (_LARGEST_SNAPSHOT + 1)
