@@ -35,12 +35,12 @@ ordinary "$@"
 def test_every_guide_works_for_an_ordinary_user_without_control_groups() -> None:
     # Not a folder of pytest's own: another session may close those to others at any time.
     with TemporaryDirectory() as base:
-        done = followed(base)
+        done = run_as_ordinary_user(base, "tests/docs/test_pages.py", "-k", "following")
     assert f"{len(PAGES)} passed" in done.stdout, done.stdout[-20_000:]
 
 
-def followed(base: str) -> subprocess.CompletedProcess[str]:
-    """Follow all pages as an ordinary user who has a folder for everything."""
+def run_as_ordinary_user(base: str, *words: str, patience: int = 580) -> subprocess.CompletedProcess[str]:
+    """Run tests as an ordinary user without control groups, who has a folder for everything."""
     env = {
         **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST")},
         "HOME": base,
@@ -50,8 +50,8 @@ def followed(base: str) -> subprocess.CompletedProcess[str]:
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={base}/tests"]
-    command = [sys.executable, *tests, "tests/docs/test_pages.py", "-k", "following"]
+    command = [sys.executable, *tests, *words]
     return subprocess.run(
         ["unshare", "--mount", "bash", "-c", BECOME, "bash", *command],
-        cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=580, check=False,
+        cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=patience, check=False,
     )  # fmt: skip

@@ -54,7 +54,7 @@ async def test_a_stdio_process_reaches_its_hosts_for_its_whole_lifetime(space: S
     host = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     held, heard = await hold(space, host), []
     command = spec(sys.executable, "-I", "-c", FETCHES)
-    async with asyncio.timeout(120), held.talking(command, secrets={}, longest_line=1_000) as peer:
+    async with asyncio.timeout(120), held.talking(command, secrets={}, longest_line=1_000) as (peer, _):
         for _ in range(2):
             peer.send(f"http://{host}/\n".encode())
             heard.append(await peer.line())

@@ -17,7 +17,7 @@ from kiwi_mcp.domain.isolation import SandboxProfile
 from kiwi_mcp.kernel.paths import outputs_home, project_around
 from kiwi_mcp.primitives.secrets.reveal import read_env_file
 from kiwi_mcp.sandbox.levels import base_profile
-from kiwi_mcp.sandbox.process_setup import OpenedGrant, open_grants, protected_grants
+from kiwi_mcp.sandbox.process_setup import OpenedGrant, Shields, open_grants, protected_grants
 
 
 def opened(
@@ -163,3 +163,22 @@ def test_a_path_locked_by_another_process_is_refused_without_waiting(tmp_path: P
         flock(lock, LOCK_EX)
         with pytest.raises(Unavailable, match="another process has locked it"):
             [*protected_grants(grants, base_profile(), second)]
+
+
+def test_a_process_must_stop_when_a_protected_file_is_replaced_outside(tmp_path: Path) -> None:
+    for name in ("AGENTS.md", ".env", "plain.txt"):
+        (tmp_path / name).write_text("mine")
+    with ExitStack() as keep:
+        shields = Shields(protected_grants(opened(keep, writable=(tmp_path,)), base_profile(), keep))
+        (tmp_path / "AGENTS.md").write_text("changed in place")
+        (tmp_path / "new.txt").write_text("new")
+        (tmp_path / "new.txt").replace(tmp_path / "plain.txt")
+        assert (shields.replaced(), shields.is_whole()) == ("", True)
+        (tmp_path / ".env.production").write_text("new")  # has no mount inside
+        assert (shields.replaced(), shields.is_whole()) == ("", False)
+        (tmp_path / "new.txt").write_text("new")
+        (tmp_path / "new.txt").replace(tmp_path / "AGENTS.md")
+        assert f"lost the protection of {tmp_path}/AGENTS.md" in shields.replaced()
+        (tmp_path / ".env").unlink()
+        (tmp_path / "AGENTS.md").unlink()
+        assert shields.replaced()

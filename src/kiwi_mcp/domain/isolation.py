@@ -81,6 +81,8 @@ class SandboxProfile(Struct, frozen=True):
     """The hosts that it cannot reach, even if another rule allows them."""
     private_hosts: tuple[str, ...] = ()
     """Hosts that the owner granted although their addresses are not public; the others are reached at public ones."""
+    has_sockets: bool = False
+    """Whether its processes may make Unix sockets, as browsers do; no granted folder may contain one then."""
     limits: ResourceLimits = field(default_factory=ResourceLimits)
     git_copies: tuple[tuple[str, str], ...] = ()
     """The git folders at the top of writable folders, each with the copy that it sees and may change instead."""
@@ -106,4 +108,5 @@ class SandboxProfile(Struct, frozen=True):
             "private_hosts": list(self.private_hosts),
             "limits": self.limits.to_json(),
             "provenance": self.provenance,
+            **({"unix_sockets": True} if self.has_sockets else {}),
         }

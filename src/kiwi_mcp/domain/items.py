@@ -17,11 +17,13 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, text_of
 
 SUBPROCESS = "subprocess"
 """The primitive that starts processes."""
-WORDS = ("read", "write", "hosts", "commands", "client")
+WORDS = ("read", "write", "hosts", "commands", "client", "sockets")
 CHECKPOINT_MODES = ("auto", "explicit", "disabled")
 """When a run that changes files gets a checkpoint."""
 CLIENT_REQUESTS = ("roots", "sampling", "questions")
 """What an MCP server can ask of the client that calls it: its folders, its model, and its user."""
+UNIX = "unix"
+"""The one kind of sockets, besides those of the network, that an MCP server can need: browsers do."""
 
 
 class Needs(Struct, frozen=True):
@@ -37,6 +39,8 @@ class Needs(Struct, frozen=True):
     """Programs that it starts."""
     client: tuple[str, ...] = ()
     """What an MCP server asks of the client that calls it, of `CLIENT_REQUESTS`."""
+    sockets: tuple[str, ...] = ()
+    """Kinds of sockets that an MCP server makes besides those of the network: `UNIX`."""
 
     @classmethod
     def from_json(cls, written: Json) -> Needs:

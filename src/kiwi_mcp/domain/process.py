@@ -9,6 +9,10 @@ from msgspec import Struct
 
 PROXY = ("127.0.0.1", 3128)
 """The address of the proxy inside the network of a sandboxed process."""
+CERTIFICATE_VARIABLES = (
+    *("CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"),
+)
+"""The variables that name a file of certificates to programs. Kiwi sets them; no item may."""
 
 
 def no_entry(_: int) -> None:

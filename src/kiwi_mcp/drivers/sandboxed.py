@@ -24,8 +24,11 @@ from kiwi_mcp.domain.errors import IsolationUnavailable
 from kiwi_mcp.domain.isolation import Level, SandboxProfile
 from kiwi_mcp.domain.outcome import Outcome, Report
 from kiwi_mcp.domain.plan import ProcessSpec
+from kiwi_mcp.domain.process import CERTIFICATE_VARIABLES
+from kiwi_mcp.manifest.templates import escape
 from kiwi_mcp.primitives.egress_proxy import serve_proxy
 from kiwi_mcp.primitives.http.addresses import HostRules
+from kiwi_mcp.primitives.http.certificates import certificate_file
 from kiwi_mcp.primitives.http.traffic_log import TrafficLog
 from kiwi_mcp.primitives.process import run as subprocess
 from kiwi_mcp.primitives.process import stdio_process
@@ -33,7 +36,7 @@ from kiwi_mcp.primitives.process.namespaces import owner_map
 from kiwi_mcp.primitives.process.spawn import completed
 from kiwi_mcp.sandbox.backend import BackendReport, Launch, NoSandbox, choose, examine, forget, policy_digest, recall
 from kiwi_mcp.sandbox.bubblewrap import UNPRIVILEGED_ID, backends
-from kiwi_mcp.sandbox.levels import offers
+from kiwi_mcp.sandbox.levels import base_profile, offers
 from kiwi_mcp.sandbox.limits import quota
 from kiwi_mcp.sandbox.process_setup import refuse_hosts, refuse_without_gate
 from kiwi_mcp.sandbox.quarantine import Findings, NameWatch
@@ -62,6 +65,8 @@ class Sandbox(Struct, frozen=True):
     """Finds settings of other programs that appear in the folders that its process may write to, if there are any."""
     traffic: TrafficLog = field(default_factory=TrafficLog)
     """What its processes sent and received, as far as they reach the network through the proxy."""
+    certificates: str = ""
+    """The file of certificates that its processes trust; empty if they reach no host."""
 
     async def run(
         self,
@@ -75,6 +80,7 @@ class Sandbox(Struct, frozen=True):
 
         `confirm` is called immediately before it starts, and raises if it may not start any more.
         """
+        spec = self._certified(spec) if self.certificates else spec
         async with AsyncExitStack() as keep:
             if self.watch is not None:
                 await keep.enter_async_context(self._watched(NameWatch.end))
@@ -110,8 +116,12 @@ class Sandbox(Struct, frozen=True):
     @asynccontextmanager
     async def talking(
         self, spec: ProcessSpec, *, secrets: Mapping[str, str], longest_line: int
-    ) -> AsyncIterator[stdio_process.StdioProcess]:
-        """Start a process to talk to, confined, as `peer.talking` does; that it never began is raised at the end."""
+    ) -> AsyncIterator[tuple[stdio_process.StdioProcess, Callable[[], bool]]]:
+        """Start a process to talk to, confined; that it never began is raised at the end.
+
+        The function beside it says whether its sandbox still protects what it did at the start.
+        """
+        spec = self._certified(spec)
         async with self._watched(NameWatch.leave), self._confined(spec) as confined:
             process: stdio_process.StdioProcess | None = None
             try:
@@ -122,7 +132,7 @@ class Sandbox(Struct, frozen=True):
                     handover=confined.handover,
                     watch=self._watch_of(confined),
                 ) as process:
-                    yield process
+                    yield process, confined.is_whole
             finally:
                 if process is not None:
                     try:
@@ -152,6 +162,11 @@ class Sandbox(Struct, frozen=True):
         if not outcome.is_success and (denied := self.traffic.denials()):
             suggestion = f"The proxy denied {', '.join(denied[:_MOST_TOLD])}. {_HOSTS} {suggestion}".strip()
         return replace(outcome, details=details, suggestion=suggestion, warnings=warnings)
+
+    def _certified(self, spec: ProcessSpec) -> ProcessSpec:
+        """Return a process with the variables that name its certificates; what an installer was given stays."""
+        named = dict.fromkeys(CERTIFICATE_VARIABLES, escape(self.certificates)) if self.certificates else {}
+        return replace(spec, env={**named, **spec.env})
 
     @asynccontextmanager
     async def _confined(self, spec: ProcessSpec) -> AsyncIterator[Launch]:
@@ -195,7 +210,12 @@ async def open_sandbox(profile: SandboxProfile, space: Space, folders: tuple[str
     backend = await backend_for(profile, space)
     profile = _extended(profile, space, folders)
     watch = _watch(profile, space) if profile.writable else None
-    return Sandbox(profile, backend, space.cache, watch, TrafficLog() if profile.hosts else _NO_TRAFFIC)
+    if not profile.hosts:
+        return Sandbox(profile, backend, space.cache, watch, _NO_TRAFFIC)
+    certificates = certificate_file(space.user, space.cache)
+    if certificates and not base_profile().covers(certificates):
+        profile = replace(profile, readable=(*profile.readable, certificates))
+    return Sandbox(profile, backend, space.cache, watch, TrafficLog(), certificates)
 
 
 async def backend_for(profile: SandboxProfile, space: Space) -> BackendReport:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from kiwi_mcp.domain.globs import is_plain
 from kiwi_mcp.domain.isolation import LEVELS
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.items import CLIENT_REQUESTS, NO_SOURCE, SOURCE_TRAITS, SUBPROCESS, WORDS, Manifest
+from kiwi_mcp.domain.items import CLIENT_REQUESTS, NO_SOURCE, SOURCE_TRAITS, SUBPROCESS, UNIX, WORDS, Manifest
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
 from kiwi_mcp.domain.mcp import TaskUse
 from kiwi_mcp.domain.names import Range, Version, is_namespace, is_safe_path, is_tool_id
@@ -108,6 +108,7 @@ def _range(constraint: Json) -> str:
 
 
 _FILES = ("read", "write")
+_OF_SERVERS = ("client", "sockets")
 _MOST = 100
 _SYSTEM = lazy_pattern(r"/(?:|bin|boot|dev|etc|home|lib|lib64|media|mnt|opt|proc|root|run|sbin|srv|sys|tmp|usr|var)")
 """Folders at the root that all users share."""
@@ -138,8 +139,8 @@ def needs_faults(written: Json, tool_type: str, sheets: TypeSpecs) -> Iterator[I
             yield Issue(place, "is not a list of texts", f'Write `{word}: ["…"]`.')
         elif len(listed) > _MOST:
             yield Issue(place, f"asks for more than {_MOST} things", "Name the folder that they are in.")
-        elif word == "client" and sheet is not None and not sheet.traits.is_server:
-            yield Issue(place, "is for MCP servers only", "Remove it: no other item sends requests to a client.")
+        elif word in _OF_SERVERS and sheet is not None and not sheet.traits.is_server:
+            yield Issue(place, "is for MCP servers only", "Remove it: no other item is given this.")
         else:
             yield from (issue for text in listed for issue in _faults(word, str(text), place))
 
@@ -154,6 +155,8 @@ def _faults(word: str, text: str, place: str) -> Iterator[Issue]:
     elif word == "client" and text not in CLIENT_REQUESTS:
         fix = f"{did_you_mean(text, CLIENT_REQUESTS)}Use one of: {', '.join(CLIENT_REQUESTS)}."
         yield Issue(place, f"{text!r:.80} is nothing that a client can be asked", fix)
+    elif word == "sockets" and text != UNIX:
+        yield Issue(place, f"{text!r:.80} is no kind of socket that can be needed", f"Write `{UNIX}`.")
 
 
 def _path_faults(text: str, place: str) -> Iterator[Issue]:

@@ -19,7 +19,7 @@ from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import IsolationUnavailable, KiwiError
 from kiwi_mcp.domain.grants import Rights
 from kiwi_mcp.domain.isolation import LEVELS, Level, Provenance, ResourceLimits, SandboxProfile, strictest
-from kiwi_mcp.domain.items import Chain, Needs, Tool
+from kiwi_mcp.domain.items import UNIX, Chain, Needs, Tool
 from kiwi_mcp.domain.json import JsonObject, as_text
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
@@ -297,7 +297,8 @@ def seeing(
     is_owners = is_meant or server.origin.is_built_in or server.origin.is_in_user_space
     given = seen(found.named, found.programs, profile, rights, space, is_owners=is_owners)
     readable, hidden = (*profile.readable, *given.readable), (*profile.hidden, *given.hidden)
-    return replace(profile, readable=readable, hidden=hidden), given.warnings
+    has_sockets = is_owners and UNIX in server.manifest.needs.sockets
+    return replace(profile, readable=readable, hidden=hidden, has_sockets=has_sockets), given.warnings
 
 
 def profile_of(chain: Chain, needs: Needs, space: Space, held: IsolationDecision, rights: Rights) -> _Held:

@@ -444,6 +444,7 @@ _WORDS = {
     "hosts": "reach",
     "commands": "start",
     "client": "ask the clients that call it for",
+    "sockets": "make sockets of the kind",
 }
 
 

@@ -69,13 +69,13 @@ def needs_named(config: JsonObject, issues: list[Issue], *, server: str = "NAME"
                     issues.append(_not_given(str(place), server, access))
                 else:
                     (write if access == "write" else read).append(str(place))
-    hosts: tuple[str, ...] = ()
+    hosts, sockets = (known.hosts, known.sockets) if known else ((), ())
     if known:
         read += [str(path) for text in known.reads if (path := Path(text).expanduser()).exists()]
-        hosts = known.hosts
     # What lies in a folder that may be changed may be changed too.
     only_read = [path for path in read if not is_in_any(Path(path), write)]
-    return Needs(tuple(dict.fromkeys(only_read)), tuple(dict.fromkeys(write)), tuple(dict.fromkeys(hosts)))
+    read_once, write_once, hosts_once = (tuple(dict.fromkeys(texts)) for texts in (only_read, write, hosts))
+    return Needs(read_once, write_once, hosts_once, sockets=sockets)
 
 
 def write_place(path: Path) -> Path:

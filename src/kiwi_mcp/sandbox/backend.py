@@ -54,6 +54,11 @@ def never() -> int:
     return 0
 
 
+def always() -> bool:
+    """Return True: a process that writes to no folder cannot lose what protects files there."""
+    return True
+
+
 class Launch(Struct, frozen=True):
     """A process that is ready to start, confined; it lasts as long as the block that gave it."""
 
@@ -68,6 +73,8 @@ class Launch(Struct, frozen=True):
 
     It is called every 50 ms.
     """
+    is_whole: Callable[[], bool] = always
+    """Whether settings of other programs, in the folders that it may write to, are still protected from it."""
 
 
 class SelfTest(Struct, frozen=True):

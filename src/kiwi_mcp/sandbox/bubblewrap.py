@@ -28,6 +28,7 @@ from kiwi_mcp.sandbox.backend import (
     NoSandbox,
     SandboxExit,
     SelfTest,
+    always,
     failed,
     never,
     self_test,
@@ -48,10 +49,10 @@ from kiwi_mcp.sandbox.limits import (
     start_pinned,
     sweep,
 )
-from kiwi_mcp.sandbox.process_setup import OpenedGrant, ProcessSetup, prepare
+from kiwi_mcp.sandbox.process_setup import OpenedGrant, ProcessSetup, Shields, prepare
 from kiwi_mcp.sandbox.rlimits import Rlimits
 from kiwi_mcp.sandbox.root_launcher import ROOT, STAGED, open_root_launcher
-from kiwi_mcp.sandbox.seccomp import filter_program, is_supported
+from kiwi_mcp.sandbox.seccomp import AF_UNIX, filter_program, is_supported
 
 _TOLD = 4_096
 
@@ -140,16 +141,23 @@ class Instructions:
 
 
 @cache
-def _filter(level: Level, denied: tuple[str, ...], *, has_network: bool) -> bytes:
+def _filter(level: Level, denied: tuple[str, ...], *, has_network: bool, has_sockets: bool) -> bytes:
     """Return the filter of system calls of a level on this machine, with further calls to refuse."""
     refused = (*demands(level).denied_calls, *denied)
-    return filter_program(machine(), families=_INTERNET if has_network else (), denied=refused)
+    families = (*(_INTERNET if has_network else ()), *((AF_UNIX,) if has_sockets else ()))
+    return filter_program(machine(), families=families, denied=refused)
 
 
 def first_process(report: int) -> int:
     """Return the first process of a sandbox as its launcher reports it, 0 if none was started."""
     found = _FIRST.search(os.pread(report, _PIPE, 0))
     return int(found[1]) if found else 0
+
+
+def _any_of(*watches: Callable[[], str] | None) -> Callable[[], str] | None:
+    """Return what says why a process has to be stopped if one of several does; None where there are none."""
+    found = [watch for watch in watches if watch is not None]
+    return (lambda: next(filter(None, (watch() for watch in found)), "")) if found else None
 
 
 def _say(writing: int) -> None:
@@ -222,8 +230,8 @@ class Bubblewrap(Struct, frozen=True):
                 owner = self._user(made.granted)
             arguments.words += _ROOMS
             arguments.words += _made(base_profile(), arguments) if owner is None else _STAGED
-            # What the root launcher starts has its network, which leads nowhere.
-            if owner is None or profile.hosts:
+            # What the root launcher starts has its network, which leads nowhere, but others share its abstract sockets.
+            if owner is None or profile.hosts or profile.has_sockets:
                 arguments.words.append("--unshare-net")
             arguments.words += _scratch(profile.limits.tmp_bytes)
             way = self._give(made, profile, arguments, owner, keep)
@@ -235,8 +243,10 @@ class Bubblewrap(Struct, frozen=True):
             gate = arguments.ask_to_wait() if profile.hosts else None
             # System calls are filtered from the launcher's own first process inside on.
             is_watched = self.groups is None
+            shields = Shields(made.grants[len(made.granted) :]) if profile.writable else None
             denied = DENIED_CALLS if is_watched else ()
-            program = _filter(profile.level, denied, has_network=bool(profile.hosts))
+            has_sockets = profile.has_sockets
+            program = _filter(profile.level, denied, has_network=bool(profile.hosts), has_sockets=has_sockets)
             first = partial(first_process, int(report))
             arguments.words += ("--seccomp", arguments.file_of(program))
             launcher = (*way.words, str(self.bwrap), "--args", str(arguments.pipe), "--", *way.limits)
@@ -253,7 +263,11 @@ class Bubblewrap(Struct, frozen=True):
                 ),
                 partial(_check, int(report)),
                 way.group.throttle_count if way.group is not None else never,
-                MemoryWatch(first, profile.limits).exceeded if is_watched else None,
+                _any_of(
+                    MemoryWatch(first, profile.limits).exceeded if is_watched else None,
+                    shields.replaced if shields else None,
+                ),
+                shields.is_whole if shields else always,
             )
 
     def _user(self, grants: Sequence[OpenedGrant]) -> int:

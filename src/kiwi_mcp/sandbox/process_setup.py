@@ -10,9 +10,10 @@ from contextlib import ExitStack, suppress
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from operator import methodcaller
 from stat import S_IFSOCK, S_ISDIR, S_ISLNK, S_ISREG, S_ISSOCK
-from time import sleep
+from time import sleep, time_ns
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import CommandMissing, InvalidRequest, IsolationUnavailable
 from kiwi_mcp.domain.isolation import SandboxProfile
@@ -29,6 +30,8 @@ _ITS_OWN = ("/", "/dev", "/etc", "/proc", "/run", "/sys", "/tmp")  # noqa: S108 
 OBJECTS = "kiwi-objects"
 """The name under which a copy of a git folder has the objects of the real one."""
 _NEVER = ("/dev/", "/proc/", "/sys/")
+_TICK = 20_000_000
+"""Longer than the clock of a file system takes from tick to tick, in nanoseconds."""
 _NAME_IT = "Name a folder or a file of your own by its real path, without links on the way."
 
 
@@ -42,6 +45,8 @@ class OpenedGrant(Struct, frozen=True):
     owner: int
     is_shown: bool = False
     """Whether it stays visible although the folder around it is hidden: what Kiwi installed for the process."""
+    covers: tuple[int, int] | None = None
+    """The device and inode outside of a protected name; the kernel removes its mount if another file takes the name."""
 
 
 def open_grants(profile: SandboxProfile, needed: Iterable[str], keep: ExitStack) -> tuple[OpenedGrant, ...]:
@@ -116,10 +121,10 @@ def protected_grants(
 def _copied(git: OpenedGrant, copy: str, keep: ExitStack) -> Iterator[OpenedGrant]:
     """Yield the copy of a git folder as writable, and the objects and submodules of the real one in it."""
     covering = _open_grant(copy, keep, is_writable=True, is_shown=False)
-    yield OpenedGrant(git.path, covering.descriptor, is_writable=True, is_folder=True, owner=covering.owner)
+    yield OpenedGrant(git.path, covering.descriptor, True, True, covering.owner, covers=git.covers)
     for name, shown in (("objects", OBJECTS), ("modules", "modules")):
         with suppress(FileNotFoundError):
-            yield _read_only(f"{git.path}/{shown}", _opened(git, name, keep).descriptor)
+            yield replace(_opened(git, name, keep), path=f"{git.path}/{shown}", covers=None)
 
 
 def _projects_in(grant: OpenedGrant, projects: Sequence[str], keep: ExitStack) -> Iterator[OpenedGrant]:
@@ -168,7 +173,49 @@ def _opened(top: OpenedGrant, path: str, keep: ExitStack) -> OpenedGrant:
 
 def _read_only(path: str, descriptor: int) -> OpenedGrant:
     state = os.fstat(descriptor)
-    return OpenedGrant(path, descriptor, is_writable=False, is_folder=S_ISDIR(state.st_mode), owner=state.st_uid)
+    own = (state.st_dev, state.st_ino)
+    return OpenedGrant(path, descriptor, False, S_ISDIR(state.st_mode), state.st_uid, covers=own)
+
+
+class Shields:
+    """The protected names of a process, each mounted in its sandbox on what had that name outside at its start."""
+
+    def __init__(self, grants: Iterable[OpenedGrant]) -> None:
+        self._covered = {grant.path: grant.covers for grant in grants if grant.covers}
+        self._folders = dict.fromkeys({path.rpartition("/")[0] for path in self._covered}, -1)
+        self._others: frozenset[str] = frozenset()
+        self._others = frozenset(path for path in self._lost() if path not in self._covered)
+
+    def is_whole(self) -> bool:
+        """Whether each protected name that is there now is protected in the sandbox."""
+        return not any(self._lost())
+
+    def replaced(self) -> str:
+        """Return why a process must stop, if it must: it could change the file that another program put in place."""
+        path = next((path for path in self._lost() if path in self._covered), "")
+        return f"lost the protection of {path}, which another program replaced" if path else ""
+
+    def _lost(self) -> Iterator[str]:
+        for folder, before in self._folders.items():
+            with suppress(OSError):
+                if (changed := os.stat(folder).st_mtime_ns) == before:  # noqa: PTH116 - every 50 ms
+                    continue
+                names = filter(base_profile().is_protected, os.listdir(folder))  # noqa: PTH208 - as above
+                paths = {f"{folder}/{name}" for name in names}
+                paths |= {path for path in self._covered if path.rpartition("/")[0] == folder}
+                lost = [path for path in paths - self._others if not self._is_covered(path)]
+                # A file system keeps time in ticks of the kernel, so a young time may stand for two changes.
+                if not lost and time_ns() - changed > _TICK:
+                    self._folders[folder] = changed
+                yield from lost
+
+    def _is_covered(self, path: str) -> bool:
+        try:
+            state = os.lstat(path)
+        except OSError:
+            return False
+        known = self._covered.get(path)
+        return S_ISLNK(state.st_mode) if known is None else known == (state.st_dev, state.st_ino)
 
 
 def _names(top: OpenedGrant) -> list[str]:
@@ -276,6 +323,10 @@ def prepare(spec: ProcessSpec, profile: SandboxProfile, keep: ExitStack) -> Proc
     state = (own.st_ino, own.st_ctime_ns, target.st_dev, target.st_ino, target.st_ctime_ns)
     program = known_program(found, state, base_profile().covers, around)
     granted = open_grants(profile, program.roots, keep)
+    if profile.has_sockets:
+        for grant in granted:
+            if grant.is_folder and not f"{grant.path}/".startswith(tuple(map("{}/".format, profile.trusted))):
+                _refuse_sockets(grant.path)
     copies = profile.git_copies
     shields = protected_grants(granted, base_profile(), keep, profile.closed, copies) if profile.writable else ()
     # It starts where it was to, if that or something in it was granted, else in its home. What is given of a folder
@@ -305,6 +356,27 @@ def _secrets(roots: Sequence[str]) -> Iterator[str]:
             yield from (f"{root}/{name}" for name in os.listdir(root) if name == ".env" or name.startswith(".env."))  # noqa: PTH208 - as above
 
 
+_MOST_SEARCHED = 200_000
+
+
+def _refuse_sockets(folder: str) -> None:
+    """Refuse a folder with a socket in it: a process that may make Unix sockets could connect to that program."""
+    folders, count = [folder], 0
+    while folders:
+        with suppress(PermissionError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                count += 1
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif not entry.is_file(follow_symlinks=False) and not entry.is_symlink():
+                    state = entry.stat(follow_symlinks=False)
+                    if S_ISSOCK(state.st_mode) and not _looks_so(state):
+                        raise ungrantable(folder, f"{entry.path} is a socket of another program", _APART)
+        if count > _MOST_SEARCHED:
+            raise ungrantable(folder, "it has too many files to look for sockets of other programs in it", _APART)
+
+
+_APART = "The server may make Unix sockets: give it a folder of its own."
 _TIME = 0
 _WRITING = 0o222
 _FOLDERS = frozenset({".git"})

@@ -83,5 +83,5 @@ async def open_program(space: Space) -> AsyncIterator[ProgramProcess]:
     profile = SandboxProfile("restricted", readable=seen, limits=_PROCESS, provenance="model_written")
     sandbox = await open_sandbox(profile, space)
     spec = ProcessSpec(argv=(sys.executable, "-I", "-B", str(worker)), cwd=sys.prefix)
-    async with sandbox.talking(spec, secrets={}, longest_line=LONGEST_ANSWER) as process:
+    async with sandbox.talking(spec, secrets={}, longest_line=LONGEST_ANSWER) as (process, _):
         yield ProgramProcess(process)

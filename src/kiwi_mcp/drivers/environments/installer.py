@@ -272,7 +272,6 @@ def installer_env(environ: Mapping[str, str]) -> Mapping[str, str]:
     if _SYSTEM_CERTIFICATES.is_file():
         # A network may use its own certificate authority, which only the machine knows.
         passed.setdefault("UV_SYSTEM_CERTS", "1")
-        passed.setdefault("NODE_EXTRA_CA_CERTS", str(_SYSTEM_CERTIFICATES))
     return {**passed, "PATH": escape(search_path()), "NO_COLOR": "1"}
 
 

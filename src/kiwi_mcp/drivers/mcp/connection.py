@@ -335,8 +335,11 @@ class ServerConnection:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether the owner asked for a restart of the server after this connection began."""
-        return self.server.transport == "stdio" and restarted_at(self.server.space, self.server.identity) > self._began
+        """Whether the owner asked for a restart of the server since, or its sandbox lost a protected file meanwhile."""
+        if self.server.transport != "stdio":
+            return False
+        is_whole = self._wire is None or self._wire.is_whole()
+        return not is_whole or restarted_at(self.server.space, self.server.identity) > self._began
 
     def save_log(self) -> None:
         """Store the last part of what the server's process wrote to standard error, without secrets."""

@@ -37,6 +37,7 @@ _UNREACHED = re.compile(
     r"|connection (?:issue|error)|could ?n[o']t connect|err_(?:name_not_resolved|internet_disconnected|tunnel\w*)"
     r"|max retries exceeded|all connection attempts failed|network (?:is )?(?:error|unavailable)"
 )
+_NO_SOCKETS = "address family not supported"
 _HOST = re.compile(
     r"(?im)(?:https?://|wss?://|getaddrinfo \w+ |resolve '|host[=:] ?'?|^)((?:[a-z0-9-]+\.)+[a-z]{2,}(?::\d{1,5})?)"
 )
@@ -64,6 +65,8 @@ def lacking(
     hosts = [*denied] or ([*_hosts(server, said, earlier)] if is_unreached else [])
     words = [*_paths(server, said), *(f"--host {shlex.quote(_WEB_PORT.sub('', host))}" for host in hosts)]
     more = ""
+    if _NO_SOCKETS in said.lower() and not server.profile.has_sockets:
+        words.append("--unix-sockets")
     if not words and is_unreached and not server.profile.hosts:
         words, more = ["--host HOST"], " (HOST as in api.example.com; '*' is any public host)"
     if not words and is_unreached and is_silent and server.package and server.package.kind == "node":

@@ -27,6 +27,7 @@ from kiwi_mcp.drivers.mcp.server import ServerConfig
 from kiwi_mcp.drivers.output import NotJsonOutput, parse
 from kiwi_mcp.drivers.sandboxed import open_sandbox
 from kiwi_mcp.primitives.http import client, origin_client, websocket
+from kiwi_mcp.sandbox.backend import always
 from kiwi_mcp.sandbox.command_files import files_of_command, is_in
 from kiwi_mcp.sandbox.quarantine import NameWatch
 
@@ -199,6 +200,8 @@ class ServerStreams(Struct, frozen=True):
     """What looks for settings of other programs that its process leaves behind; None where it has no process."""
     git_copies: tuple[GitCopy, ...] = ()
     """The git folders that its process has a copy of."""
+    is_whole: Callable[[], bool] = always
+    """Whether its sandbox still protects the settings of other programs that it protected at the start."""
 
 
 def opened(server: ServerConfig, secrets: Mapping[str, str]) -> AbstractAsyncContextManager[ServerStreams]:
@@ -230,7 +233,7 @@ async def _piped(server: ServerConfig, spec: ProcessSpec, secrets: Mapping[str, 
         profile = replace(profile, git_copies=tuple((one.git, str(one.folder)) for one in copies))
         held = await open_sandbox(profile, server.space)
         talking = held.talking(spec, secrets=secrets, longest_line=server.max_bytes)
-        process = await keep.enter_async_context(talking)
+        process, is_whole = await keep.enter_async_context(talking)
 
         async def send(message: bytes) -> None:
             process.send(message + b"\n")
@@ -239,7 +242,9 @@ async def _piped(server: ServerConfig, spec: ProcessSpec, secrets: Mapping[str, 
         response = process.complaints, process.ending, lambda: inbound.noise
         traffic = held.traffic
         yield ServerStreams(
-            inbound, ServerWriter(send), *response, traffic.refused, traffic.news, held.watch, git_copies=copies
+            *(inbound, ServerWriter(send), *response, traffic.refused, traffic.news, held.watch),
+            git_copies=copies,
+            is_whole=is_whole,
         )
 
 

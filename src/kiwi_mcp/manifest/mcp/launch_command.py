@@ -245,6 +245,7 @@ class KnownServer(Struct, frozen=True, forbid_unknown_fields=True):
     reads: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     env: Mapping[str, str] = {}
+    sockets: tuple[str, ...] = ()
     note: str = ""
 
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.names import is_tool_id, unused_name
+from kiwi_mcp.domain.process import CERTIFICATE_VARIABLES
 from kiwi_mcp.domain.secret import Secret
 from kiwi_mcp.domain.secret_names import names_secret
 from kiwi_mcp.manifest.formats import is_url, is_variable
@@ -43,6 +44,9 @@ _KNOWN_WORDS = frozenset({
     "type", "transport", "transportType", "command", "args", "env", "cwd", "headers", "disabled", "enabled", "name",
     "description", "autoApprove", "alwaysAllow", "gallery", "version", "dev", "icon", "trust", "$schema", *_URL_WORDS,
 })  # fmt: skip
+
+_OWN_SCRIPT = "Start the server by a script of your own that sets it, if it needs it."
+_CERTIFICATES = "Append the certificates to `~/.ai/certificates.pem`: every server trusts those."
 
 
 class ServerDraft(Struct, frozen=True):
@@ -245,7 +249,7 @@ def _environment(env: Mapping[str, str], findings: ImportFindings, *, owner: str
         place = f"{owner}.env.{name}"
         if not is_variable(name):
             reason = "is left out: loaders, interpreters or Kiwi itself obey this variable"
-            findings.warn(place, reason, "Start the server by a script of your own that sets it, if it needs it.")
+            findings.warn(place, reason, _CERTIFICATES if name in CERTIFICATE_VARIABLES else _OWN_SCRIPT)
             continue
         found[name] = protect(value, findings, name=name, stands_for=name, owner=owner, place=place)
     return found

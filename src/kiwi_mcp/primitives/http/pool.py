@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import select
 import ssl
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
+from pathlib import Path
 from time import monotonic
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,6 +17,7 @@ import httpcore2
 import httpx2
 
 from kiwi_mcp.primitives.http.addresses import Lookup, Resolver, denied, host_port, is_granted, look_up, refusal_of_host
+from kiwi_mcp.primitives.http.certificates import owner_certificates
 
 _JOINED = 65_536
 """The maximum number of bytes that are buffered before a write, unless a read comes first."""
@@ -220,7 +223,10 @@ _CONNECTIONS, _IDLE, _KEPT = 100, 20, 30.0
 @cache
 def tls_context() -> ssl.SSLContext:
     """Return the one TLS context; it is made when it is first needed, since that takes tens of milliseconds."""
-    return httpx2.create_ssl_context(trust_env=False)
+    context = httpx2.create_ssl_context(trust_env=False)
+    if own := owner_certificates(Path(os.environ.get("USER_SPACE") or "~/.ai").expanduser()):
+        context.load_verify_locations(cadata=own)
+    return context
 
 
 class Network(Lookup):

@@ -17,7 +17,7 @@ from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import AlreadyExists, InvalidManifest, InvalidRequest, KiwiError
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.items import CLIENT_REQUESTS, SOURCE_TRAITS, Needs, Tool
+from kiwi_mcp.domain.items import CLIENT_REQUESTS, SOURCE_TRAITS, UNIX, Needs, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.mcp import ServerKey, ServerRecord
 from kiwi_mcp.domain.outcome import Progress
@@ -92,6 +92,7 @@ MayReach = Annotated[Hosts, Option("A host that it may reach: NAME or NAME:PORT.
 Roots = Annotated[bool, Option("It may ask clients for their folders.")]
 Sampling = Annotated[bool, Option("It may use the models of clients.")]
 Questions = Annotated[bool, Option("It may ask the users of clients.")]
+UnixSockets = Annotated[bool, Option("It may make Unix sockets among its own processes, as browsers do.")]
 WithSecrets = Annotated[bool, Option("Seal secrets among the arguments, and grant them to the server.")]
 NoAccept = Annotated[bool, Option("Leave each of its items to be accepted later.", "--no-accept", value=False)]
 NoStart = Annotated[bool, Option("Do not ask the server for its tools yet.", "--no-start", value=False)]
@@ -107,6 +108,7 @@ class NeedsRequest(ProjectRequest, frozen=True, kw_only=True):
     roots: Roots = False
     sampling: Sampling = False
     questions: Questions = False
+    unix_sockets: UnixSockets = False
 
 
 class ServerAddRequest(NeedsRequest, frozen=True, kw_only=True):
@@ -308,6 +310,7 @@ def requested_needs(request: NeedsRequest, space: Space) -> Needs:
         write=tuple(_granted_path(path, space, is_writable=True) for path in request.write),
         hosts=tuple(request.hosts),
         client=tuple(name for name in CLIENT_REQUESTS if getattr(request, name)),
+        sockets=(UNIX,) if request.unix_sockets else (),
     )
 
 
@@ -602,7 +605,7 @@ async def allow(request: ServerAllowRequest, context: VerbContext) -> ServerChan
         raise InvalidRequest(
             f"The request does not say what {server.id!r} may have.",
             suggestion=f"`kiwi mcp allow {server.id} --read PATH`, `--write PATH`, `--host HOST`, `--roots`, "
-            "`--sampling` or `--questions`.",
+            "`--sampling`, `--questions` or `--unix-sockets`.",
         )
     if not server.origin.is_editable:
         raise InvalidRequest(

@@ -517,7 +517,8 @@ def may_reach(server: Tool) -> str:
     if not _is_process(server):
         return urlsplit(as_text(server.manifest.config.get("url"))).netloc.rpartition("@")[2] or "?"
     hosts = server.manifest.needs.hosts
-    return "any public host" if "*" in hosts else ", ".join(hosts) or NO_NETWORK
+    reached = "any public host" if "*" in hosts else ", ".join(hosts) or NO_NETWORK
+    return f"{reached}; makes Unix sockets" if server.manifest.needs.sockets else reached
 
 
 def may_change(server: Tool) -> str:
