@@ -86,7 +86,7 @@ async def run(call: Call, context: Context, record: CallRecord | None) -> Run:
                 run.chain,
                 call.space,
                 secrets=secrets,
-                caller=without_secrets(caller, secrets),
+                caller=without_secrets(caller, secrets) if secrets else caller,
                 dispatch=partial(dispatch, context, run.id),
             )  # 19 sandbox, egress, addresses, redirects: the driver and the primitives enforce them again
         return await run.finish(redacted(outcome, secrets))  # 21 the only way an outcome leaves; 22 recorded
@@ -202,7 +202,9 @@ async def rate_allows(run: Run, context: Context) -> None:
 
 async def secrets_are_granted(run: Run, context: Context) -> None:
     """12 Every variable is set, granted to this recipient and bound to this target."""
-    run.secrets = secrets_of(run.plan, run.chain, context, is_accepted=run.prepared.is_accepted)
+    run.secrets = NO_SECRETS
+    if run.plan.variables:
+        run.secrets = secrets_of(run.plan, run.chain, context, is_accepted=run.prepared.is_accepted)
 
 
 async def server_is_unchanged(run: Run, context: Context) -> None:

@@ -12,7 +12,10 @@ LONGEST = 2_000
 
 def plain(values: Sequence[Value]) -> Sequence[Value]:
     """Return the values of a row, with texts that every database can hold."""
-    text = "".join([value for value in values if type(value) is str])
+    text = ""
+    for value in values:
+        if type(value) is str:
+            text += value
     if text.isascii() and len(text) <= LONGEST and "\0" not in text:  # as the texts of most rows
         return values
     return [clean(value) if type(value) is str else value for value in values]
