@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp.shared.exceptions import MCPError
+from mcp_types import ElicitResult
 
-from kiwi_mcp.domain.calls import Caller
+import kiwi_mcp
+from kiwi_mcp.domain.calls import Answers, Caller, Questions
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel import Kernel
+from kiwi_mcp.surfaces.mcp.memory_server import NAMES
 
 pytestmark = pytest.mark.usefixtures("processes", "home")
 MODEL = Caller(client="a model")
@@ -193,3 +203,90 @@ def test_without_git_the_memory_does_not_open(call: Call, root: Path, monkeypatc
     monkeypatch.setenv("PATH", "/nonexistent")
     assert call("memory_read", path="a.md")["code"] == "unavailable"
     assert call("memory_list")["code"] == "unavailable"
+
+
+STEPS: tuple[tuple[str, JsonObject], ...] = (
+    ("memory_write", {"path": "notes/tea.md", "content": "Green.\n"}),
+    ("memory_read", {"path": "notes/tea.md"}),
+    ("memory_edit", {"path": "notes/tea.md", "find": "Green", "replace": "Black"}),
+    ("memory_edit", {"path": "notes/tea.md", "find": "Green", "replace": "Black"}),
+    ("memory_write", {"path": "notes/tea.md", "content": "x", "expected_version": "0" * 64}),
+    ("memory_list", {"recursive": True}),
+    ("memory_search", {"query": "black"}),
+    ("memory_read", {"path": "../.env"}),
+    ("memory_write", {"path": "preferences.yaml", "content": "x"}),
+    ("memory_delete", {"path": "notes/tea.md"}),
+    ("memory_read", {"path": "notes/tea.md"}),
+)
+
+
+@pytest.mark.req("G1")
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_the_memory_server_does_exactly_what_the_built_in_tools_do(
+    mode: Any, project: Path, home: Path, tmp_path: Path
+) -> None:
+    yes = {"action": "accept", "content": {"approve": True}}
+    asked: dict[str, list[str]] = {"native": [], "served": []}
+
+    async def native() -> list[Any]:
+        async def answer(questions: Questions) -> Answers:
+            asked["native"] += [as_text(one.params["message"]) for one in questions.values()]
+            return dict.fromkeys(questions, yes)  # type: ignore[arg-type]  # a form that is filled in
+
+        kernel = Kernel(project, user=tmp_path / "other")
+        caller = Caller(ask=answer, is_owner=True)
+        try:
+            return [
+                (await kernel.call("execute", {"item_id": item, "parameters": words}, caller)).content
+                for item, words in STEPS
+            ]
+        finally:
+            await kernel.aclose()
+
+    async def served() -> list[Any]:
+        async def elicited(_: Any, params: Any) -> ElicitResult:
+            asked["served"].append(params.message)
+            return ElicitResult.model_validate(yes)
+
+        env = {**os.environ, "PYTHONPATH": str(Path(kiwi_mcp.__file__).parents[1])}
+        server = StdioServerParameters(command=sys.executable, args=["-m", "kiwi_mcp", "memory", "serve"], env=env)
+        forms: Any = elicited
+        async with Client(stdio_client(server), mode=mode, elicitation_callback=forms) as client:
+            assert {tool.name for tool in (await client.list_tools()).tools} == set(NAMES)
+            with pytest.raises(MCPError, match="Unknown tool"):
+                await client.call_tool("search", {"query": "tea"})
+            results: list[Any] = [await client.call_tool(item, dict(words)) for item, words in STEPS]
+            return [one.structured_content or json.loads(one.content[0].text) for one in results]
+
+    def without_times(answers: list[Any]) -> list[Any]:
+        return [json.loads(re.sub(r"\d{4}-\d\d-\d\dT[\d:]+Z", "", json.dumps(one))) for one in answers]
+
+    one = without_times([answer.get("result", answer) for answer in asyncio.run(native())])
+    assert without_times(asyncio.run(served())) == one
+    assert [step.get("code", "") for step in one] == [
+        *("", "", "", "invalid_input", "conflict", "", "", "path_invalid", "reserved_path", "", "not_found")
+    ]
+    changes = [[line for line in text.splitlines() if line.startswith("  | ")] for text in asked["native"]]
+    assert changes == [[line for line in text.splitlines() if line.startswith("  | ")] for text in asked["served"]]
+    assert len(changes) == 3
+    receipts = [audit(project, user) for user in (tmp_path / "other", home / ".ai")]
+    assert receipts[0] == receipts[1]
+
+
+def audit(project: Path, user: Path) -> list[tuple[object, ...]]:
+    """Return what the receipts of the memory tools say."""
+
+    async def read() -> list[tuple[object, ...]]:
+        kernel = Kernel(project, user=user)
+        try:
+            found = (await kernel.call("audit", {"action": "list", "limit": 100}, Caller())).content
+        finally:
+            await kernel.aclose()
+        rows = [as_object(row) for row in as_list(found["receipts"])]
+
+        def bare(item: str) -> str:  # a refusal names the item as its caller did
+            return item.rpartition("/")[2].partition("@")[0]
+
+        return [(row["action"], bare(as_text(row["item"])), row["status"], row.get("code")) for row in rows]
+
+    return asyncio.run(read())

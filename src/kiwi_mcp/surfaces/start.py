@@ -15,7 +15,7 @@ from importlib import import_module
 
 from kiwi_mcp import __version__
 
-_LARGE = ("cli.app", "mcp.stdio_server")
+_LARGE = ("cli.app", "mcp.stdio_server", "mcp.memory_server")
 """The modules that import the kernel."""
 TYPE_CHECKING = False
 if TYPE_CHECKING:

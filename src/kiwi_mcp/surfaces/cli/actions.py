@@ -362,6 +362,12 @@ def serve(_: CommandRow, options: Options) -> int:
     return 0
 
 
+def serve_memory(_: CommandRow, _options: Options) -> int:
+    """Serve the memory over standard input and output."""
+    start.load("mcp.memory_server").run()
+    return 0
+
+
 def version(_: CommandRow, options: Options) -> int:
     """Print the version."""
     if options.get("json"):

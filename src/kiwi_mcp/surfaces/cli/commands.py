@@ -27,7 +27,7 @@ GROUPS = {
     "tasks": "Calls that continue in the background.",
     "audit": "Receipts of all calls, and a check that none was changed.",
     "prefer": "The tools, prompts and resources that clients see without searching.",
-    "memory": "Move your memory to another machine.",
+    "memory": "Move your memory to another machine, or serve it to other programs.",
     "recall": "What search learned from use.",
     "up": "Serve the registry and tools over HTTP.",
     "up token": "Tokens of those who may use the gateway.",
@@ -189,6 +189,11 @@ class Serve(Request, frozen=True):
     """Serve MCP over standard input and output."""
 
     project: Annotated[str | None, Option("The project of requests that name none.", metavar="FOLDER")] = None
+
+
+@command("memory serve", run="actions.serve_memory", has_project=False, has_json=False)
+class ServeMemory(Request, frozen=True):
+    """Serve your memory alone over MCP, for programs that are to see nothing else of Kiwi."""
 
 
 @command("call", run="actions.call", has_json=False)

@@ -65,16 +65,18 @@ class McpServer(Server[dict[str, object]]):
         )
 
 
-def build_server(kernel: KernelApi, *, calls: Calls, changes: ToolListWatcher) -> McpServer:
+def build_server(
+    kernel: KernelApi, *, calls: Calls, changes: ToolListWatcher, name: str = "kiwi", instructions: str = INSTRUCTIONS
+) -> McpServer:
     """Return the server that passes everything on to the kernel; its user must close `calls` and `changes`."""
     tools = Tools(kernel, changes, calls)
     prompts = Prompts(kernel, changes.menu, calls)
     resources = Resources(kernel, changes.menu, calls)
     server = McpServer(
-        "kiwi",
+        name,
         version=__version__,
         title="Kiwi",
-        instructions=INSTRUCTIONS,
+        instructions=instructions,
         cache_hints=_HINTS,
         get_tool_input_schema=tools.schema_of,
         on_list_tools=tools.list,
