@@ -23,6 +23,7 @@ from kiwi_mcp.kernel.verbs.load import LoadRequest
 
 PLACE = "/absolute/path/to/project"
 RESULTS: Mapping[str, list[Json]] = {
+    "skill": [{"skills": []}],
     "memory": [{"query": "tea", "matches": [], "omitted_matches": 0}],
     "create": [2, {"content": "Tables are plural, columns are not.", "links": []}],
     "directive": [

@@ -71,13 +71,16 @@ def write_knowledge(base: Path, name: str) -> None:
     path.write_text(f"---\nid: {name}\ntitle: On {name}\nversion: 1.0.0\ntype: reference\n---\n\nAbout {name}.\n")
 
 
+OWN_TEMPLATES = ("kiwi://knowledge/{id}", "kiwi://skill/{id}")
+
+
 def names(offers: tuple[Offer, ...]) -> list[str]:
     return [offer.name for offer in offers]
 
 
 def own(offers: tuple[Offer, ...]) -> list[str]:
     """The names beside those that are always there."""
-    return [name for name in names(offers) if not name.startswith("kiwi://help/") and name != "kiwi://knowledge/{id}"]
+    return [name for name in names(offers) if not name.startswith("kiwi://help/") and name not in OWN_TEMPLATES]
 
 
 class Server:
@@ -455,7 +458,7 @@ def test_directives_and_knowledge_of_project_and_user_are_listed(look: Look, use
     assert own(offers.resources) == ["kiwi://knowledge/guide_mine", "kiwi://knowledge/guide_ours"]
     assert {offer.mime_type for offer in offers.resources} == {"text/markdown"}
     assert "kiwi://help/overview" in names(offers.resources)
-    assert names(offers.templates) == ["kiwi://help/{topic}", "kiwi://knowledge/{id}"]
+    assert names(offers.templates) == ["kiwi://help/{topic}", *OWN_TEMPLATES]
     prefer(user, "prompts: {review_mine: false}\nresources: {'*': false}\n")
     offers = look()
     assert names(offers.prompts) == ["review_ours"]
@@ -472,7 +475,7 @@ def test_prompts_and_resources_of_servers_are_listed_if_the_owner_prefers_them(
     assert names(offers.prompts) == ["everything_greet"]
     assert as_list(offers.prompts[0].parameters["required"]) == ["who"]
     assert own(offers.resources) == ["test://static-text"]
-    assert names(offers.templates) == ["kiwi://help/{topic}", "kiwi://knowledge/{id}", "test://template/{id}/data"]
+    assert names(offers.templates) == ["kiwi://help/{topic}", *OWN_TEMPLATES, "test://template/{id}/data"]
     assert offers.templates[2].identity.startswith("mcp/everything/")
     assert offers.tools == ()
 
@@ -494,7 +497,7 @@ def test_a_uri_that_is_shared_or_belongs_to_kiwi_is_replaced(look: Look, ask: As
         "kiwi://mcp/one/fake", "kiwi://mcp/one/same", "kiwi://mcp/two/fake", "kiwi://mcp/two/same",
         "test://one", "test://two",
     ]  # fmt: skip
-    assert names(offers.templates) == ["kiwi://help/{topic}", "kiwi://knowledge/{id}"]
+    assert names(offers.templates) == ["kiwi://help/{topic}", *OWN_TEMPLATES]
     assert {offer.identity for offer in offers.templates} == {""}
 
 

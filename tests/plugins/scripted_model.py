@@ -76,7 +76,7 @@ def say(text: str, *, reasoning: str = "") -> ScriptedTurn:
     return ScriptedTurn(text, reasoning)
 
 
-def use(name: str, **arguments: object) -> ScriptedTurn:
+def use(name: str, /, **arguments: object) -> ScriptedTurn:
     """Call a tool; `use(…) & use(…)` calls two at once."""
     return use_text(name, json.dumps(arguments))
 

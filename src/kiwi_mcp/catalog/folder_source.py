@@ -10,11 +10,12 @@ from typing import Literal
 
 from msgspec import Struct
 
+from kiwi_mcp.domain.items import FOLDER_FILES, TOOL_FILES
 from kiwi_mcp.manifest.files import FileStamp, settled, stamp_of
 from kiwi_mcp.manifest.legacy.python_script import SHARED_CODE
 from kiwi_mcp.manifest.type_specs import ItemFolder
 
-MANIFESTS = ("tool.yaml", "tool.yml", "tool.json")
+MANIFESTS = FOLDER_FILES
 """A folder with one of these is one item; the first that is there counts."""
 
 MAX_DEPTH = 16
@@ -102,7 +103,7 @@ def _classify(
         is_shared_code = not home.type and depth == 0 and name.name == SHARED_CODE
         if is_shared_code or name.name in PASSED_OVER:
             return "", name.path, ""
-        for manifest in MANIFESTS:
+        for manifest in filter(None, (home.file, *TOOL_FILES)):
             if os.path.lexists(where := f"{name.path}/{manifest}"):
                 return "item", where, ""
         if depth == MAX_DEPTH:
@@ -111,7 +112,7 @@ def _classify(
     if not name.is_file(follow_symlinks=False) or not _may_be_item(name.name, home):
         return "", name.path, ""
     if name.name in MANIFESTS:
-        return "odd", name.path, "it needs a folder of its own, named for the tool"
+        return "odd", name.path, "it needs a folder of its own, named for the item"
     return "item", name.path, ""
 
 

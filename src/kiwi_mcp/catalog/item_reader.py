@@ -45,6 +45,7 @@ from kiwi_mcp.manifest.signatures import (
     has_sidecar,
     read_detached,
     sidecar,
+    signature_form,
     split,
     with_sidecar,
 )
@@ -224,10 +225,11 @@ def open_tool(
         raise InvalidManifest(str(path), [Issue(path.name, "it holds no manifest", "Add `tool_id` and `tool_type`.")])
     origin = Location(source, path, path.parent, namespace, base)
     tree = _files(head, origin, base)
-    signature, body = split(head.text, path.suffix)
-    if path.suffix.lower() in DETACHED:
+    form = signature_form(path)
+    signature, body = split(head.text, form)
+    if form.lower() in DETACHED:
         signature = _detached(path, tree)
-    elif signature and has_sidecar(path.suffix):
+    elif signature and has_sidecar(form):
         signature = with_sidecar(signature, _detached(path, tree))
     manifest = replace(head.manifest, issues=(*head.manifest.issues, *tree.issues))
     if origin.is_folder:
@@ -259,9 +261,9 @@ def _vouched(tool: Tool, trust_file: Path | None, tree: Tree) -> tuple[Tool, str
         for path in {str(trust_file), os.path.realpath(trust_file)}:  # it may be a link, and then both count
             tree.stamps[path] = settled(stamp_of(path))
         trusted = _trusted(trust_file)
-    trust = vouch(
-        tool.manifest, tool.digest, signature, tool.integrity, namespace=tool.origin.namespace, trusted=trusted
-    )
+    # Files that the owner can change are signed alike, in whichever of the owner's folders they are.
+    namespace = "local" if tool.origin.is_editable else tool.origin.namespace
+    trust = vouch(tool.manifest, tool.digest, signature, tool.integrity, namespace=namespace, trusted=trusted)
     if not signature or not signature.key:
         return replace(tool, trust=trust, signer=""), ""
     return replace(tool, trust=trust, signer=fingerprint(signature.key)), trusted.valid_until(signature.key)
@@ -341,7 +343,7 @@ def integrity_of(
         return "unsigned"
     if signature.hash == digest:
         return "signed" if signature.key else "hashed"  # a hash alone shows that nothing changed, and not who says so
-    if signature.key or path.suffix.lower() in DETACHED:
+    if signature.key or signature_form(path).lower() in DETACHED:
         return "modified"  # no hash of old stands in such a line
     return verdict(
         text,

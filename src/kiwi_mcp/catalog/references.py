@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import get_args
+from typing import Literal, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -12,7 +12,7 @@ from kiwi_mcp.catalog.item_reader import bad_name, load_bytes
 from kiwi_mcp.domain.errors import InvalidRequest, NotCallable
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import NO_SOURCE, SOURCE_TRAITS, ItemType, ReferredItem, Source, Tool, ToolFile
-from kiwi_mcp.domain.json import JsonObject, as_text
+from kiwi_mcp.domain.json import JsonObject, as_list, as_text
 from kiwi_mcp.domain.names import Range, Version, is_tool_id
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.registry import VersionInfo
@@ -100,11 +100,12 @@ class Reference(Struct, frozen=True):
     item_type: ItemType
     is_required: bool = True
     """Whether the item cannot be used without it."""
+    severity: Literal["error", "warning"] = "error"
 
     def absent(self) -> Issue:
         """Return the issue of a name that nothing has."""
         fix = f"Create `{self.ref:.140}`, or name one that exists."
-        return Issue(self.place, f"no {self.item_type} is named {self.ref!r:.140}", fix)
+        return Issue(self.place, f"no {self.item_type} is named {self.ref!r:.140}", fix, self.severity)
 
 
 def references_in(tool: Tool, sheets: TypeSpecs) -> Iterator[Reference]:
@@ -120,6 +121,8 @@ def references_in(tool: Tool, sheets: TypeSpecs) -> Iterator[Reference]:
         yield Reference(place, name, item_type, is_required=False)
     for name in context_ids(config) if "context" in sheet.words else ():
         yield Reference("config.context", name, "knowledge", is_required=False)
+    for skill in as_list(config.get("skills")) if "skills" in sheet.words else ():
+        yield Reference("config.skills", as_text(skill), "skill", is_required=False, severity="warning")
 
 
 def required_servers(tool: Tool, sheets: TypeSpecs) -> Sequence[str]:

@@ -32,6 +32,7 @@ from kiwi_mcp.manifest.signatures import (
     read_detached,
     read_rotations,
     sidecar,
+    signature_form,
     split,
     statement_of,
     with_sidecar,
@@ -110,10 +111,11 @@ def trust_of_release(release: Release, trusted: Trusted, sheets: TypeSpecs | Non
     data = {file.path: file.data for file in release.files}
     manifest, digest = _read(release, data, sheets), release.digest.removeprefix("sha256:")
     place = Path(release.place)
+    form = signature_form(place)
     beside = data.get(release.sidecar_path, b"").decode(errors="replace")
-    signature = split(data[release.manifest_path].decode(), place.suffix)[0]
-    if has_sidecar(place.suffix):
-        is_json = place.suffix.lower() in DETACHED
+    signature = split(data[release.manifest_path].decode(), form)[0]
+    if has_sidecar(form):
+        is_json = form.lower() in DETACHED
         signature = read_detached(beside) if is_json else with_sidecar(signature, read_detached(beside))
     integrity = integrity_of(signature, digest, data[release.manifest_path].decode(), manifest, path=place)
     trust = vouch(manifest, digest, signature, integrity, namespace=release.name.namespace, trusted=trusted)
@@ -156,7 +158,7 @@ def _is_executable(file: ToolFile, tool: Tool) -> bool:
 def _statement(
     manifest: Manifest, manifest_path: str, data: Mapping[str, bytes], files: tuple[ToolFile, ...] | list[ToolFile]
 ) -> bytes:
-    _, body = split(data[manifest_path].decode(), Path(manifest_path).suffix)
+    _, body = split(data[manifest_path].decode(), signature_form(Path(manifest_path)))
     return statement_of(
         tool_id=manifest.tool_id,
         version=manifest.version,

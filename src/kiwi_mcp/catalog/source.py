@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from itertools import islice
@@ -220,7 +220,10 @@ class FolderSource(ItemSource):
         cache: Path | None = None,
         rest: float = 0.0,
         trust_file: Path | None = None,
+        only: Collection[str] = (),
     ) -> None:
+        """Make the source of a folder; with `only`, other folders of items in it are not looked at."""
+        self._only = only
         self._name: Source = name
         self._trust_file = trust_file
         self._base = base
@@ -348,6 +351,8 @@ class FolderSource(ItemSource):
     def _list(self, path: str, kind: str = "", depth: int = 0) -> None:
         old = self._listings.get(path) or FolderListing(kind, depth, MISSING)
         folders = self._sheets.folders_of(self._name) if self._sheets else {}
+        if self._only:
+            folders = {name: folder for name, folder in folders.items() if name in self._only}
         home = folders.get(old.kind)
         new = list_folder(path, home=home, depth=old.depth) if home else list_base(path, folders)
         self._unsaved += new != old

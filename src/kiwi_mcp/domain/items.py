@@ -17,6 +17,11 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, text_of
 
 SUBPROCESS = "subprocess"
 """The primitive that starts processes."""
+TOOL_FILES = ("tool.yaml", "tool.yml", "tool.json")
+"""The names of a manifest that makes a folder one item."""
+SKILL_FILE = "SKILL.md"
+FOLDER_FILES = (*TOOL_FILES, SKILL_FILE)
+"""The names of files that make a folder one item; `SKILL.md` does so where skills are."""
 WORDS = ("read", "write", "hosts", "commands", "client", "sockets")
 CHECKPOINT_MODES = ("auto", "explicit", "disabled")
 """When a run that changes files gets a checkpoint."""
@@ -200,7 +205,7 @@ class Location(Struct, frozen=True):
     @property
     def is_folder(self) -> bool:
         """Whether the item is a folder with a manifest in it, not a single file."""
-        return self.path.name in {"tool.yaml", "tool.yml", "tool.json"}
+        return self.path.name in FOLDER_FILES
 
     @property
     def is_built_in(self) -> bool:

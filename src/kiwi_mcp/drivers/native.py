@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from kiwi_mcp.domain.calls import Caller, Space
 from kiwi_mcp.domain.items import Chain
-from kiwi_mcp.domain.json import JsonObject, as_text
+from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import ChangeSpec, Plan, ReadSpec
 from kiwi_mcp.drivers.driver import Dispatch
@@ -52,7 +52,11 @@ class Native:
         config = chain.tool.manifest.config
         seen = {"expected_version": plan.spec.version} if isinstance(plan.spec, ChangeSpec) else {}
         request: JsonObject = {"action": as_text(config.get("action")), "arguments": {**plan.inputs, **seen}}
-        return Outcome("success", result=await dispatch(as_text(config.get("verb")), request))
+        if config.get("in_project") and space.project_ai.is_dir():
+            request = {**request, "project_path": str(space.project)}
+        result = {**as_object(await dispatch(as_text(config.get("verb")), request))}
+        details: JsonObject = {"is_instructions": True} if result.pop("is_instructions", None) else {}
+        return Outcome("success", result=result, details=details)
 
 
 create_driver = Native

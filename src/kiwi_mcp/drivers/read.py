@@ -1,4 +1,4 @@
-"""The read driver: directives and knowledge; to execute one is to read it."""
+"""The read driver: directives, knowledge and skills; to execute one is to read it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from collections.abc import Mapping
 from kiwi_mcp.catalog.item_reader import load_bytes
 from kiwi_mcp.catalog.references import loader, text_file, text_item
 from kiwi_mcp.domain.calls import Caller, Space
-from kiwi_mcp.domain.errors import InvalidManifest
+from kiwi_mcp.domain.errors import InvalidArguments, InvalidManifest, TooLarge
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.items import Chain
-from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.items import Chain, Tool, ToolFile
+from kiwi_mcp.domain.json import JsonObject, as_text
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan, ReadSpec
 from kiwi_mcp.drivers.driver import Dispatch
 from kiwi_mcp.manifest.knowledge import body, links
 from kiwi_mcp.manifest.program import checked_inputs, directive_program, folder_issues, undeclared
+
+_LARGEST_FILE = 1_000_000
+_MOST_NAMED = 50
 
 
 class Read:
@@ -40,7 +43,7 @@ class Read:
     def bind(self, chain: Chain, inputs: JsonObject, space: Space) -> Plan:
         """Plan to read the one file that holds the item's text."""
         tool = chain.tool
-        file = text_file(tool)
+        file = _asked_file(tool, as_text(inputs.get("file"))) if _is_skill(chain) else text_file(tool)
         if tool.manifest.executor:
             checked_inputs(tool.id, tool.manifest.parameters, inputs)
         return Plan(
@@ -63,8 +66,45 @@ class Read:
         if chain.tool.manifest.executor:  # a directive has an executor that could run it; knowledge has none
             program = directive_program(text_item(chain.tool), plan.inputs, loader(chain.references))
             return Outcome(status="ready", result={**program.to_json(), "integrity": chain.tool.integrity})
+        if _is_skill(chain):
+            return Outcome(status="success", result=_skill(chain.tool, as_text(plan.inputs.get("file"))))
         text = load_bytes(chain.tool, text_file(chain.tool)).decode("utf-8", errors="replace")
         return Outcome(status="success", result={"content": body(text), "links": list(links(text))})
+
+
+def _is_skill(chain: Chain) -> bool:
+    """Whether an item gives instructions and has no executor that could run it."""
+    return chain.traits[0].result_kind == "instructions" and not chain.tool.manifest.executor
+
+
+def _asked_file(tool: Tool, path: str) -> ToolFile:
+    """Return a file of a skill, or the one with its text; only a file that was found with the skill is one of it."""
+    if not path:
+        return text_file(tool)
+    found = next((file for file in tool.files if file.path == path), None)
+    if found is None:
+        listed = ", ".join(file.path for file in tool.files[:_MOST_NAMED])
+        raise InvalidArguments(tool.id, [Issue("file", f"{path!r:.200} is no file of it", f"Its files are: {listed}.")])
+    if found.size > _LARGEST_FILE:
+        raise TooLarge(f"{path!r:.200}", size=found.size, limit=_LARGEST_FILE)
+    return found
+
+
+def _skill(tool: Tool, path: str) -> JsonObject:
+    """Return a skill with the names of its files, or one of its files."""
+    data = load_bytes(tool, _asked_file(tool, path))
+    if not path:
+        return {
+            "name": tool.id,
+            "description": tool.manifest.description,
+            "text": body(data.decode("utf-8", errors="replace")),
+            "files": [file.path for file in tool.files if file.path != tool.origin.path.name],
+        }
+    try:
+        return {"file": path, "text": data.decode()}
+    except UnicodeDecodeError as error:
+        fix = f"`kiwi skill export {tool.id} FOLDER` copies it."
+        raise InvalidArguments(tool.id, [Issue("file", f"{path!r:.200} is not text", fix)]) from error
 
 
 create_driver = Read

@@ -30,7 +30,7 @@ from kiwi_mcp.kernel.paths import folder_identity, no_project_space, project_spa
 from kiwi_mcp.kernel.prepared import PreparedItems
 from kiwi_mcp.kernel.provenance import AuthorshipLog, Provenances
 from kiwi_mcp.kernel.recorder import CallRecord, Recorder
-from kiwi_mcp.kernel.settings import search_mode
+from kiwi_mcp.kernel.settings import search_mode, skill_folders
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.kernel.token_meter import ResponseSizes
 from kiwi_mcp.kernel.tool_list import ToolListCache
@@ -178,7 +178,13 @@ class Catalogs:
 
     def _made(self, space: Space) -> Catalog:
         store = self._store
-        return Catalog(space, registry=store.registry, definitions=self._definitions_if_any, store_state=store.state)
+        return Catalog(
+            space,
+            registry=store.registry,
+            definitions=self._definitions_if_any,
+            store_state=store.state,
+            skill_folders=skill_folders(self._user),
+        )
 
     def _definitions_if_any(self) -> McpDefinitions | None:
         """Return what is remembered of MCP servers; a store that was never used is not made to find out."""

@@ -33,7 +33,7 @@ from kiwi_mcp.kernel.mcp_servers import check_server, complete
 from kiwi_mcp.kernel.paths import cache_folder, made_private, user_space
 from kiwi_mcp.kernel.recorder import CallRecord
 from kiwi_mcp.kernel.threads.wake import start_if_due
-from kiwi_mcp.kernel.tool_names import item_type_for, kind_of, offer_of
+from kiwi_mcp.kernel.tool_names import item_types_for, kind_of, offer_of
 from kiwi_mcp.kernel.verb import (
     ACTIONS,
     DECLARED,
@@ -48,7 +48,7 @@ from kiwi_mcp.kernel.verb import (
     refusal,
 )
 from kiwi_mcp.kernel.verbs import BY_NAME, find_verb
-from kiwi_mcp.manifest.signatures import split
+from kiwi_mcp.manifest.signatures import sidecar, signature_form, split
 from kiwi_mcp.policy.preferences import owner_preferences
 from kiwi_mcp.policy.rights import Authority, OwnerAuthority, ask
 from kiwi_mcp.store.tasks import Tasks
@@ -261,12 +261,12 @@ class Kernel:
         """Return the items that are seen where a request names no project."""
         return self._services.catalogs.at(None)
 
-    def offered(self, name: str, kind: OfferKind) -> Offer | None:
+    def offered(self, name: str, kind: OfferKind, item_type: ItemType | None = None) -> Offer | None:
         """Return an item as clients see it, whether or not it is listed for them; None where it is of another kind."""
         # What a server offers is a tool to requests, so a prompt may be one of either type.
-        for item_type in (item_type_for(kind), None):
+        for one in (item_type,) if item_type else (*item_types_for(kind), None):
             with suppress(KiwiError):
-                chain = self.catalog().resolve(name, item_type=item_type)
+                chain = self.catalog().resolve(name, item_type=one)
                 return offer_of(chain, name) if kind_of(chain) == kind else None
         return None
 
@@ -315,7 +315,8 @@ class Kernel:
         tool = self.catalog().find(item_id)
         if tool.integrity == "modified" or tool.trust == "tampered":
             path = tool.origin.path
-            path.write_text(split(path.read_text(encoding="utf-8"), path.suffix)[1], encoding="utf-8")
+            path.with_name(sidecar(path.name)).unlink(missing_ok=True)
+            path.write_text(split(path.read_text(encoding="utf-8"), signature_form(path))[1], encoding="utf-8")
             forget_signer(tool.origin.base / LOCK_NAME, tool)
 
     async def complete(self, item_id: str, argument: str, value: str, known: Mapping[str, str]) -> Sequence[str]:

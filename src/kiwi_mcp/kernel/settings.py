@@ -41,7 +41,9 @@ _TOKEN = lazy_pattern(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 
 ENVIRONMENT_FILE = "config.yaml"
 _ENVIRONMENT = ("memory_root", "provider_adapter", "auth_mode", "tool_sources")
-UNUSED_SETTINGS = ("memory_root", "auth_mode", "tool_sources")
+UNUSED_SETTINGS = ("memory_root", "auth_mode")
+SKILL_FOLDERS = (".claude/skills", ".agents/skills")
+"""The folders of other programs that `tool_sources` can name."""
 """The keys of `config.yaml` that nothing uses."""
 _SCHEMES = ("http", "https")
 NO_DATABASE = (
@@ -238,6 +240,18 @@ def environment(user: Path) -> JsonObject:
             issues.append(
                 Issue(name, "has the wrong type", "Write a list." if name == "tool_sources" else "Write text.")
             )
+        else:
+            unknown = [one for one in as_list(value) if one not in SKILL_FOLDERS]
+            known = f"Use: {', '.join(SKILL_FOLDERS)}."
+            issues += [Issue(name, f"{one!r:.60} is not a source of skills", known) for one in unknown]
     if issues:
         raise InvalidManifest("The owner's config.yaml", issues)
     return found
+
+
+def skill_folders(user: Path) -> tuple[str, ...]:
+    """Return the folders of a project in which other programs keep skills, as far as the owner wants them read."""
+    try:
+        return tuple(map(as_text, as_list(environment(user).get("tool_sources"))))
+    except (KiwiError, OSError, UnicodeDecodeError):  # `kiwi doctor` shows what is wrong
+        return ()

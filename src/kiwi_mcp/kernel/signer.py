@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.manifest.signatures import DETACHED, has_sidecar, line, sidecar, sign, statement_for
+from kiwi_mcp.manifest.signatures import DETACHED, has_sidecar, line, sidecar, sign, signature_form, statement_for
 from kiwi_mcp.manifest.trust import FILE_NAME, LOCAL, TrustedKey, owner_trust
 from kiwi_mcp.policy.secret_access import vault_folder
 from kiwi_mcp.primitives.secrets.encrypted_records import KeyPairs
@@ -60,7 +60,7 @@ def signed_files(
 
     Without a signer the line says only that nothing changed.
     """
-    name, suffix, digest = tool.origin.path.name, tool.origin.path.suffix, tool.digest
+    name, suffix, digest = tool.origin.path.name, signature_form(tool.origin.path), tool.digest
     key, proof = (signer.key.public, signer.prove(tool, namespace, timestamp)) if signer else ("", "")
     is_beside = suffix.lower() in DETACHED or (key and has_sidecar(suffix))
     beside = [line(timestamp, digest, key, proof)] if is_beside else []

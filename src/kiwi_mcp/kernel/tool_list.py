@@ -50,7 +50,7 @@ _MAX_NOTICES = 100
 _MAX_DEFINITION = 50_000
 _FOLDERS: Mapping[Section, tuple[str, ...]] = {
     "always_send": ("tools", "scripts"),
-    "prompts": ("directives",),
+    "prompts": ("directives", "skills"),
     "resources": ("knowledge",),
 }
 """The folders in which a pattern finds items of a section."""
@@ -199,8 +199,8 @@ class ToolListBuilder:
 
     def _entries(self, section: Section) -> Iterator[Card]:
         """Yield the items that a pattern may match, by name; of items that hide each other, the one that is used."""
-        bases = [self._catalog.space.project_ai, self._catalog.space.user]
-        folders = [str(base / name) for base in bases for name in _FOLDERS[section]]
+        bases = [source.home for source in self._catalog.sources(("project", "user"))]
+        folders = [f"{base}/{name}" for base in bases for name in _FOLDERS[section]]
         self.paths |= dict.fromkeys(folders)
         # Without these folders, the sources need not be read.
         sources: set[Source] = {"project", "user"} if any(map(lexists, folders)) else set()
@@ -294,7 +294,12 @@ def _help_pages() -> Iterator[Offer]:
 
 
 def _own_templates() -> Iterator[Offer]:
-    for place, word, title in (("knowledge", "id", "Knowledge by name"), ("help", "topic", "Kiwi help by topic")):
+    places = (
+        ("knowledge", "id", "Knowledge by name"),
+        ("help", "topic", "Kiwi help by topic"),
+        ("skill", "id", "Skill by name"),
+    )
+    for place, word, title in places:
         taken: JsonObject = {"type": "object", "properties": {word: {"type": "string"}}, "required": [word]}
         name = f"{OWN_SCHEME}//{place}/{{{word}}}"
         yield Offer(name, "", title=title, parameters=taken, mime_type="text/markdown")

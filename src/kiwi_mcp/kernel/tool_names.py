@@ -133,7 +133,9 @@ _LONGEST_NAME = 64
 _SUFFIX = 8
 _LONGEST_TEXT = 4_000
 _MARKDOWN = "text/markdown"
-_ITEM_TYPES: Mapping[OfferKind, ItemType] = {"prompt": "directive", "resource": "knowledge", "template": "knowledge"}
+_ITEM_TYPES: Mapping[OfferKind, tuple[ItemType, ...]] = {
+    "prompt": ("directive", "skill"), "resource": ("knowledge",), "template": ("knowledge",)
+}  # fmt: skip
 _REMOTE = "http_client"
 """The primitive of items that call a remote service."""
 
@@ -150,9 +152,9 @@ def kind_of(chain: Chain) -> OfferKind | None:
     return "prompt" if chain.server and config.get("mcp_prompt_name") else "tool"
 
 
-def item_type_for(kind: OfferKind) -> ItemType:
-    """Return the type of item for a kind; the item of an MCP server is always a tool."""
-    return _ITEM_TYPES.get(kind, "tool")
+def item_types_for(kind: OfferKind) -> Sequence[ItemType]:
+    """Return the types of items of a kind, in order; the item of an MCP server is always a tool."""
+    return _ITEM_TYPES.get(kind, ("tool",))
 
 
 def names_of(source: str, namespace: str, tool_id: str) -> Sequence[str]:

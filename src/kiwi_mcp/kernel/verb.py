@@ -256,10 +256,10 @@ def Argument(  # noqa: N802 - it is written where a type is
     return msgspec.Meta(description=text or None, extra=words)
 
 
-ItemKind = Literal["tool", "directive", "knowledge", "output"]
+ItemKind = Literal["tool", "directive", "knowledge", "skill", "output"]
 Where = Literal["project", "user"]
 ITEM = "A name, name@range, server/name, namespace/name, or full identity."
-OF_TYPE = "tool, directive or knowledge, if several items have this name."
+OF_TYPE = "tool, directive, knowledge or skill, if several items have this name."
 Item = Annotated[NameText, Argument(ITEM, "ITEM")]
 DryRun = Annotated[bool, Option("Show what would happen, do nothing.")]
 PlaceToWrite = Annotated[Where | None, Option("project or user.")]

@@ -213,7 +213,7 @@ def _condition(element: Element) -> Json:
 
 _METADATA = {
     "description", "category", "author", "tags", "model", "model_class", "permissions", "limits", "cost", "hooks",
-    "git_checkpoint", "relationships", "mcps", "context", "on_exceeded",
+    "git_checkpoint", "relationships", "mcps", "skills", "context", "on_exceeded",
 }  # fmt: skip
 _PARTS = {"metadata", "inputs", "process", "outputs", "success_criteria", "context", "hooks", "permissions"}
 
@@ -278,6 +278,8 @@ def _config(root: Element, metadata: Element, issues: list[Issue]) -> JsonObject
             config[word] = _object(found)
     if servers := metadata.first("mcps") or root.first("mcps"):
         config["mcps"] = [_server(each) for each in servers.named("mcp")]
+    if skills := metadata.first("skills"):
+        config["skills"] = [each.text or each.attributes.get("name", "") for each in skills.named("skill")]
     if "extends" in root.attributes:
         config["extends"] = root.attributes["extends"].strip()
     always = {"permissions", "process"}

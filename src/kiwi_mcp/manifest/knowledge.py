@@ -29,7 +29,7 @@ _LINK = lazy_pattern(r"\[\[([^\[\]|\n]{1,200})(?:\|[^\[\]\n]{0,200})?\]\]")
 
 def read_front_matter(text: str, spec: TypeSpec, format_: FileFormat, *, what: str, stem: str = "") -> JsonObject:
     """Return the manifest of a text of some type; `stem` names it where its front matter does not."""
-    front, content = _parts(text, what)
+    front, content = front_matter(text, what)
     title = as_text(front.get("title")) or _heading(content) or stem
     config: dict[str, Json] = {word: front[word] for word in format_.config if word in front}
     config |= {word: front.get(word) or value for word, value in format_.defaults.items()}
@@ -57,7 +57,8 @@ def links(content: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found[1].strip() for found in _LINK.finditer(content)))
 
 
-def _parts(text: str, what: str) -> tuple[JsonObject, str]:
+def front_matter(text: str, what: str) -> tuple[JsonObject, str]:
+    """Return the front matter of a text, and what follows it."""
     if len(text) > MAX_CHARACTERS:
         fix = "Split it, and link the parts as [[name]]."
         raise refuse(what, f"longer than {MAX_CHARACTERS:,} characters", fix)

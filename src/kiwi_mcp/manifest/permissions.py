@@ -25,7 +25,7 @@ _Given = Mapping[str, Sequence[str]]
 _ACTIONS = ("read", "write", "execute")
 _NESTED = ("execute", "search", "load", "sign")
 """Elements that hold the items that they are about."""
-_KINDS = ("tool", "directive", "knowledge")
+_KINDS = ("tool", "directive", "knowledge", "skill")
 _TAGS = (
     *_ACTIONS, "deny", "cap", "orchestration", "knowledge", "directives", "shell", "env", "search", "load", "sign",
     "acknowledge", "all",
@@ -44,8 +44,8 @@ _IMPLIED = {
 _CAPS = {"fs": "filesystem", "process": "shell", "net": "network"}
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "*")
 _WORDS = ("read", "write", "hosts", "commands", "variables", "spawn")
-"""Keys of the mapping form that are fields of a grant; `tools`, `directives` and `knowledge` name items."""
-_LISTS = (*(f"{kind}s" for kind in _KINDS[:2]), _KINDS[2], *_WORDS)
+"""Keys of the mapping form that are fields of a grant; `tools`, `directives`, `knowledge` and `skills` name items."""
+_LISTS = ("tools", "directives", "knowledge", "skills", *_WORDS)
 _USES = ("read", "write", "commands", "variables")
 _RUNTIME = "_runtime"
 
@@ -78,6 +78,11 @@ def said_by(written: Json, name: str, sheets: TypeSpecs | None = None) -> Grant:
 def delegate_of(written: Json, name: str, sheets: TypeSpecs | None = None) -> Grant:
     """Return the grant that the holder of permissions may pass on: its own, and what is marked `delegate`."""
     return _opened(_grant(written, name, sheets or load_type_specs(), with_delegated=True))
+
+
+def with_skills(grant: Grant, names: Sequence[str]) -> Grant:
+    """Return a grant that also lets its holder read some skills."""
+    return _with(grant, "traits", [one for name in names for one in _traits("skill", name)], is_denied=False)
 
 
 def spawn_name(manifest: Manifest) -> str:

@@ -25,7 +25,7 @@ from kiwi_mcp.manifest.knowledge import body
 from kiwi_mcp.manifest.legacy.manifests import xml_of
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.parameters import TYPES, accept
-from kiwi_mcp.manifest.permissions import delegate_of, grant_of, said_by
+from kiwi_mcp.manifest.permissions import delegate_of, grant_of, said_by, with_skills
 
 MAX_ANCESTORS = 16
 _INPUT = lazy_pattern(r"\{input:([A-Za-z0-9_.-]+)(\?|[:|][^{}]*)?\}")
@@ -117,6 +117,8 @@ class DirectiveProgram(Struct, frozen=True):
     model: ModelPreference = ModelPreference()
     hooks: tuple[Hook, ...] = ()
     mcps: tuple[McpUse, ...] = ()
+    skills: tuple[str, ...] = ()
+    """The skills that it uses; it may read them."""
     git_checkpoint: CheckpointMode = "explicit"
     notices: tuple[str, ...] = ()
     """What its owner should know: knowledge of its context that is not here."""
@@ -152,7 +154,9 @@ def directive_program(item: TextItem, inputs: JsonObject, load: Load) -> Directi
     able = [
         (one, config["permissions"]) for one, config in zip(lineage, configs, strict=True) if config.get("permissions")
     ]
-    nothing = (empty_grant(manifest.tool_id),)
+    skills = tuple(dict.fromkeys(as_text(name) for config in configs for name in as_list(config.get("skills"))))
+    listed = "\n".join(_skill_lines(skills, lineage, load, notices))
+    nothing = (with_skills(empty_grant(manifest.tool_id), skills),)
     return DirectiveProgram(
         name=manifest.tool_id,
         version=manifest.version,
@@ -160,16 +164,17 @@ def directive_program(item: TextItem, inputs: JsonObject, load: Load) -> Directi
         text=_text(item, configs[-1], written, filled),
         system=fill(system, filled),
         before=fill(before, filled),
-        after=fill(after, filled),
+        after="\n\n".join(filter(None, (fill(after, filled), listed))),
         inputs=filled,
         input_schema=schema,
         outputs=as_object(_nearest("outputs", configs)) or manifest.outputs,
-        permissions=tuple(grant_of(said, one.manifest.tool_id) for one, said in able) or nothing,
-        delegates=tuple(delegate_of(said, one.manifest.tool_id) for one, said in able) or nothing,
+        permissions=tuple(with_skills(grant_of(said, one.manifest.tool_id), skills) for one, said in able) or nothing,
+        delegates=tuple(with_skills(delegate_of(said, one.manifest.tool_id), skills) for one, said in able) or nothing,
         limits=_as_limits({word: value for config in configs for word, value in _own_limits(config).items()}),
         model=_model(_nearest("model", configs), as_text(_nearest("model_tier", configs))),
         hooks=tuple(hook for config in reversed(configs) for hook in hooks_in(config.get("hooks"))),
         mcps=tuple(use for config in configs for use in mcps_in(config.get("mcps"))),
+        skills=skills,
         git_checkpoint=_checkpoint(_nearest("git_checkpoint", configs)),
         notices=tuple(notices),
         written=written,
@@ -518,6 +523,19 @@ def _context(word: str, lineage: Sequence[TextItem], load: Load, notices: list[s
             yield body(found.text)
         else:
             notices.append(f"`{entry}`, which belongs to its context ({word}), is not in any catalog.")
+
+
+def _skill_lines(names: Sequence[str], lineage: Sequence[TextItem], load: Load, notices: list[str]) -> Iterator[str]:
+    """Yield the skills of a directive with what each is for; one that is not here is a notice."""
+    if names:
+        yield "Skills for this task, which the tool `skill` loads:"
+    for name in names:
+        found = next((item for one in lineage if (item := load(name, "skill", one.identity))), None)
+        if found:
+            yield f"- {found.manifest.tool_id}: {found.manifest.description}"
+        else:
+            notices.append(f"The skill `{name}` is not in any catalog.")
+            yield f"- {name}: not here"
 
 
 def _entries(value: Json) -> Sequence[str]:

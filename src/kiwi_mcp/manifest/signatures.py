@@ -7,13 +7,14 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]  # the stubs lack the first
+from pathlib import PurePath
 from typing import Literal
 
 import rfc8785
 from msgspec import Struct
 
 from kiwi_mcp.domain.errors import InvalidRequest
-from kiwi_mcp.domain.items import Manifest, Signature, ToolFile
+from kiwi_mcp.domain.items import SKILL_FILE, Manifest, Signature, ToolFile
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.patterns import lazy_pattern
 
@@ -271,8 +272,14 @@ _STYLES: dict[str, Style] = {
     "css": Style("/*", "*/", after_shebang=False),
 }
 
-DETACHED = frozenset({".json"})
-"""The suffixes of files with their signature line in a separate file."""
+DETACHED = frozenset({".json", SKILL_FILE.lower()})
+"""The suffixes of files with their signature line in a separate file, and `SKILL.md`, which other programs read."""
+
+
+def signature_form(path: PurePath) -> str:
+    """Return the suffix that decides how a file is signed; `SKILL.md` has a form of its own."""
+    return SKILL_FILE if path.name == SKILL_FILE else path.suffix
+
 
 _SHEBANG = lazy_pattern(r"#!(?!\[)[^\n]*\n")  # `#![…]` opens a Rust attribute
 _TIMESTAMP = lazy_pattern(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z")

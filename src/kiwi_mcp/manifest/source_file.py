@@ -21,6 +21,7 @@ from kiwi_mcp.manifest.directive import read_directive
 from kiwi_mcp.manifest.document import Document, read_json, read_toml, refuse
 from kiwi_mcp.manifest.knowledge import read_front_matter
 from kiwi_mcp.manifest.python_source import legacy_words, may_be_item, read_python, shifted
+from kiwi_mcp.manifest.skill import read_skill
 from kiwi_mcp.manifest.type_specs import TypeSpecs, load_type_specs
 from kiwi_mcp.manifest.yaml import read_yaml, syntax_fault
 
@@ -167,8 +168,14 @@ def _read_markdown(path: Path, text: str, sheets: TypeSpecs) -> SourceManifest |
     if found is None:
         return None
     spec, format_ = found
+    issues: tuple[Issue, ...] = ()
     if format_.reader == "directive":
         value = read_directive(text, what=path.name)
+    elif format_.reader == "skill":
+        stem = path.parent.name if path.name == format_.file else path.stem
+        value, issues = read_skill(text, what=path.name, stem=stem)
     else:
         value = read_front_matter(text, spec, format_, what=path.name, stem=path.stem)
-    return SourceManifest({**value, "tool_type": spec.type, "executor": spec.default_executor or None}, "text")
+    return SourceManifest(
+        {**value, "tool_type": spec.type, "executor": spec.default_executor or None}, "text", issues=issues
+    )

@@ -26,8 +26,8 @@ from kiwi_mcp.manifest.json_schema import faults, schema_faults
 from kiwi_mcp.manifest.yaml import read_yaml
 
 Need = Literal["required", "none", "optional"]
-Reader = Literal["directive", "front_matter"]
-"""How a text file is read as an item: as a directive in XML, or as a text with YAML front matter."""
+Reader = Literal["directive", "front_matter", "skill"]
+"""How a text file is read as an item: as a directive in XML, a text with YAML front matter, or a skill."""
 DefinedIn = Literal["builtin", "user", "project"]
 
 BUILT_IN = FOLDER / "types"
@@ -36,6 +36,7 @@ AT_HOME = ("", "read", "composite", "native", "code")
 _BEGINS: Mapping[Reader, re.Pattern[str]] = {
     "directive": re.compile(r"<directive[^>]*>"),
     "front_matter": re.compile(r"\A---\n"),
+    "skill": re.compile(r"(?!)"),
 }
 """How a text outside of the folder of its type shows that it is an item."""
 MAX_SHEETS = 1_000
@@ -85,6 +86,7 @@ _SHEET: JsonObject = {
                 "reader": {"enum": list(get_args(Reader))},
                 "config": _NAMES,
                 "defaults": {"type": "object"},
+                "file": {"const": "SKILL.md"},
             },
         },
     },
@@ -100,6 +102,8 @@ class FileFormat(Struct, frozen=True):
     """The keys of the front matter that belong to `config`."""
     defaults: JsonObject = {}
     """The config of an item that does not set these keys."""
+    file: str = ""
+    """The name of the file that makes a folder one item; empty where only manifests do."""
 
 
 class ItemFolder(Struct, frozen=True):
@@ -113,6 +117,8 @@ class ItemFolder(Struct, frozen=True):
     is_old: bool = False
     """Whether items were in it in the past, and are still found there."""
     defined_in: DefinedIn = "builtin"
+    file: str = ""
+    """The name of the file that makes a folder in it one item, beside the names of manifests."""
 
 
 TOOLS = ItemFolder("tools")
@@ -189,7 +195,8 @@ class TypeSpecs(Struct, frozen=True):
     def written_as(self, path: Path, text: str) -> tuple[TypeSpec, FileFormat] | None:
         """Return the type and format of an item that is one text file: its folder decides, elsewhere its text."""
         above = (self.folders[part].type for part in reversed(path.parts[:-1]) if part in self.folders)
-        known = [self.by_type[kind] for kind in above if kind]
+        named = [one for one in self.by_type.values() if one.format and one.format.file == path.name]
+        known = named or [self.by_type[kind] for kind in above if kind]
         likely = known[:1] or [spec for spec in self.by_type.values() if spec.defined_in == "builtin"]
         for spec in likely:
             is_written_so = spec.format is not None and spec.format.suffix == path.suffix.lower()
@@ -213,6 +220,11 @@ class TypeSpecs(Struct, frozen=True):
     def is_server(self, type: str) -> bool:  # noqa: A002 - the word of the data
         """Whether items of a type are servers."""
         return self.traits(type).is_server
+
+    def is_skill(self, type: str) -> bool:  # noqa: A002 - the word of the data
+        """Whether items of a type give instructions, and have no executor that could carry them out."""
+        sheet = self.by_type.get(type)
+        return sheet is not None and sheet.traits.result_kind == "instructions" and sheet.needs_executor == "none"
 
     def runs_in_process(self, type: str) -> bool:  # noqa: A002 - the word of the data
         """Whether items of a type are part of a process that lives for one call: its tool, or a link below the tool."""
@@ -303,7 +315,9 @@ def _joined(by_type: Mapping[str, TypeSpec], issues: tuple[Issue, ...] = ()) -> 
     for sheet in by_type.values():
         if sheet.format:
             format_ = sheet.format
-            folders[sheet.folder] = ItemFolder(sheet.folder, format_.suffix, sheet.type, defined_in=sheet.defined_in)
+            folders[sheet.folder] = ItemFolder(
+                sheet.folder, format_.suffix, sheet.type, defined_in=sheet.defined_in, file=format_.file
+            )
         for folder, suffix in sheet.old_folders.items():
             folders[folder] = ItemFolder(folder, suffix, is_old=True, defined_in=sheet.defined_in)
     return TypeSpecs(by_type, issues, aliases, folders)

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import Caller
 from kiwi_mcp.domain.errors import ProjectPathInvalid
+from kiwi_mcp.domain.items import ItemType
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.mcp import Offer, OfferKind, Offers
 from kiwi_mcp.kernel import Answer
@@ -52,7 +53,7 @@ class Offering:
             raise self.fault
         return repr(self.menu)
 
-    def offered(self, name: str, kind: OfferKind) -> Offer | None:
+    def offered(self, name: str, kind: OfferKind, item_type: ItemType | None = None) -> Offer | None:
         return Offer(name, name, digest=self.digests[name]) if name in self.digests else None
 
     async def complete(self, item_id: str, argument: str, value: str, known: Mapping[str, str]) -> Sequence[str]:

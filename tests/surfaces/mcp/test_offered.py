@@ -358,7 +358,7 @@ async def test_help_and_knowledge_are_readable_resources(mode: Mode, house: Hous
         listed = {resource.uri for resource in (await client.list_resources()).resources}
         assert {"kiwi://help/overview", "kiwi://knowledge/api_notes"} <= listed
         templates = {one.uri_template for one in (await client.list_resource_templates()).resource_templates}
-        assert templates == {"kiwi://help/{topic}", "kiwi://knowledge/{id}"}
+        assert templates == {"kiwi://help/{topic}", "kiwi://knowledge/{id}", "kiwi://skill/{id}"}
         assert "`search`" in await text_at(client, "kiwi://help/overview")
         assert await text_at(client, "kiwi://knowledge/api_notes") == "# Notes\n\nhello"
         assert len(await text_at(client, "kiwi://knowledge/long")) == 199_999

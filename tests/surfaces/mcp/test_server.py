@@ -18,6 +18,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERS
 
 from kiwi_mcp.domain.calls import Caller
 from kiwi_mcp.domain.errors import NotFound
+from kiwi_mcp.domain.items import ItemType
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.mcp import Offer, OfferKind, Offers
 from kiwi_mcp.domain.outcome import Progress, Report
@@ -64,7 +65,7 @@ class ScriptedKernel:
     async def complete(self, item_id: str, argument: str, value: str, known: Mapping[str, str]) -> Sequence[str]:
         return ()
 
-    def offered(self, name: str, kind: OfferKind) -> Offer | None:
+    def offered(self, name: str, kind: OfferKind, item_type: ItemType | None = None) -> Offer | None:
         return None
 
     def offers_mark(self) -> str:

@@ -13,7 +13,7 @@ from kiwi_mcp.domain.errors import Conflict, KiwiError, LeaseLost
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, text_of
 from kiwi_mcp.domain.plan import REPEATABLE
 from kiwi_mcp.domain.threads import NewEvent
-from kiwi_mcp.kernel.threads.start import StartRequest, grants_of, new_thread
+from kiwi_mcp.kernel.threads.start import StartRequest, grants_of, narrowed_by, new_thread
 from kiwi_mcp.kernel.threads.steps import Step, end, pause, unless_continued
 from kiwi_mcp.kernel.threads.work import ThreadWork
 from kiwi_mcp.manifest.expressions import ExpressionFault, at_path
@@ -133,7 +133,9 @@ def _refuse_repeat(work: ThreadWork, hook: Hook) -> None:
 
 async def _run_thread(work: ThreadWork, hook: Hook, key: str, inputs: JsonObject) -> Json:
     """Run a directive as a child thread with a small budget, or continue the one of this key; return its result."""
-    request = StartRequest(hook.item_id, inputs, _LIMITS, parent=work.thread, is_hook=True)
+    request = StartRequest(
+        hook.item_id, inputs, _LIMITS, parent=narrowed_by(work.thread, work.state.skills), is_hook=True
+    )
     child, start = new_thread(request, work.services.context(work.own_caller(), work.catalog))
     ended = await work.run_hook(child, start, key)
     if ended.status != "completed":

@@ -61,7 +61,8 @@ def result_of_answer(call: ToolCallPart, answer: Answer) -> tuple[ResultStatus, 
 def result_of_run(call: ToolCallPart, outcome: Outcome, response: JsonObject) -> tuple[ResultStatus, ToolResultPart]:
     """Return the result of a call from what was recorded of its run; `response` has the result as it is shown."""
     if outcome.is_success:
-        return "ok", _part(call, text_of(response.get("result")), label=_label(call.name, _DATA, response))
+        kind = _INSTRUCTIONS if outcome.details.get("is_instructions") else _DATA
+        return "ok", _part(call, text_of(response.get("result")), label=_label(call.name, kind, response))
     failure: JsonObject = {
         "code": outcome.status,
         "message": outcome.message,

@@ -45,6 +45,7 @@ from kiwi_mcp.kernel.threads.loop import advance, stop_turn
 from kiwi_mcp.kernel.threads.start import (
     StartRequest,
     inherited_hooks,
+    narrowed_by,
     new_thread,
     start_message,
     unsigned_items,
@@ -210,7 +211,9 @@ class ThreadRunner:
         if (known := await self.stores.do(partial(self._spawned, events, key))) is not None:
             return known
         catalog = self._services.catalogs.at(parent.project or None)
-        own = replace(wanted, parent=parent, hooks=inherited_hooks(rebuild(events[:2]).start))
+        state = rebuild(events)
+        above = narrowed_by(parent, state.skills)
+        own = replace(wanted, parent=above, hooks=inherited_hooks(state.start))
         child, start = _new_thread(own, self._services.context(caller, catalog))
         items = unsigned_items(catalog.resolve(child.item), self._services.provenance)
         if items and not await self.stores.was_started(child):
@@ -238,14 +241,20 @@ class ThreadRunner:
         return None if made is None else self.stores.threads.get(as_text(made.get("thread_id")))
 
     async def wake(
-        self, thread: Thread, message: str, switched: NewEvent | None = None, *, is_tainted: bool = False
+        self,
+        thread: Thread,
+        message: str,
+        switched: NewEvent | None = None,
+        *,
+        skills: Sequence[NewEvent] = (),
+        is_tainted: bool = False,
     ) -> None:
-        """Let a thread that waits or was paused continue, perhaps with a message or with another model."""
+        """Let a thread that waits or was paused continue, perhaps with a message, another model or loaded skills."""
         threads = self.stores.threads
         if thread.is_ended:
             raise ThreadEnded(thread.id, thread.status)
         await self.stores.do(partial(threads.command, thread.id, ""))
-        events = [switched] if switched else []
+        events = [*([switched] if switched else []), *skills]
         changes = ThreadChanges(model=as_text(switched.body.get("name"))) if switched else None
         if message:
             events.append(NewEvent("injected", {"text": message}))

@@ -19,6 +19,7 @@ from kiwi_mcp.domain.messages import (
     ToolResultPart,
 )
 from kiwi_mcp.domain.threads import ThreadEvent
+from kiwi_mcp.kernel.threads.skills import SkillUse
 from kiwi_mcp.manifest.hooks import Hook, HookAction
 
 LEAST_GAIN = 0.3
@@ -46,6 +47,8 @@ class PromptStart(Struct, frozen=True):
     """The outputs that the directive declares; with some, the thread must end with `return`."""
     checkpoint: str = ""
     """When a call of this thread that changes files gets a checkpoint: `auto` for each, `disabled` for none."""
+    skills: tuple[SkillUse, ...] = ()
+    """The skills that its starter chose; their texts are in `first`."""
     hooks: tuple[Hook, ...] = ()
     """The hooks of the directive; `before_step` hooks of its parents stand before its own."""
     is_program: bool = False
@@ -91,6 +94,8 @@ class ThreadState(Struct):
     """Definitions that were added while the thread ran; only a provider with `tools: grow` has any."""
     loaded_targets: dict[str, str] = field(default_factory=dict)
     """The identity of the item that each of them means."""
+    skills: list[SkillUse] = field(default_factory=list)
+    """The skills that were loaded, in order; what one of them does not allow stays forbidden."""
     stop: str = ""
     """Why the model last stopped; empty once something came after its reply."""
     text: str = ""
@@ -147,6 +152,7 @@ class ThreadState(Struct):
         match event.kind:
             case "prompt":
                 self.start = msgspec.convert(body, PromptStart)
+                self.skills += self.start.skills
                 self._add(Message("user", (TextPart(self.start.first),)))
             case "model":
                 self._fold_model(event)
@@ -179,6 +185,8 @@ class ThreadState(Struct):
         """Add an event that is no part of the conversation."""
         body = event.body
         match event.kind:
+            case "skill":
+                self.skills.append(msgspec.convert(body, SkillUse))
             case "switched":
                 assert self.start is not None  # noqa: S101 - it follows `prompt`
                 provider, model = as_text(body.get("provider")), as_text(body.get("model"))

@@ -39,7 +39,7 @@ from kiwi_mcp.drivers.llm.provider import ModelChoice, choose_model, context_win
 from kiwi_mcp.kernel.context import Context, Services
 from kiwi_mcp.kernel.threads.cassette import RecordedReplies
 from kiwi_mcp.kernel.threads.results import result_of_run, value_of_run
-from kiwi_mcp.kernel.threads.start import grants_of, starter_of
+from kiwi_mcp.kernel.threads.start import grants_of, narrowed_by, starter_of
 from kiwi_mcp.kernel.threads.state import PromptStart, ThreadState
 from kiwi_mcp.kernel.threads.transcript import TranscriptMirror, redactor_for
 from kiwi_mcp.kernel.threads.wake import file_lock
@@ -213,7 +213,7 @@ class ThreadWork:
                 run=as_text(thread.rights.get("run")),
             ),
             answer_ms=thread.limits.answer_seconds * 1_000,
-            grants=grants_of(thread),
+            grants=grants_of(narrowed_by(thread, self.state.skills)),
             journal=None,
             observe=unobserved,
             checkpoint="" if mode == "explicit" else mode,

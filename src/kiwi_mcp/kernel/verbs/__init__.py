@@ -151,6 +151,19 @@ VERBS: tuple[VerbFamily, ...] = (
         runs_items=True,
     ),
     VerbFamily(
+        name="skill_tools",
+        verbs={"use": "skill"},
+        description="What the skill tool does.",
+        is_native=True,
+        is_read_only=False,
+    ),
+    VerbFamily(
+        name="skill",
+        verbs=dict.fromkeys(("list", "import", "export"), "skill"),
+        description="Skills: instructions for kinds of tasks, in the format of agentskills.io.",
+        is_read_only=False,
+    ),
+    VerbFamily(
         name="memory_tools",
         verbs=dict.fromkeys(("read", "list", "search", "history", "export", "write", "edit", "delete"), "memory"),
         description="What the memory tools do.",

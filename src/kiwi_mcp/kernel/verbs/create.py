@@ -65,7 +65,7 @@ from kiwi_mcp.kernel.verb import (
 )
 from kiwi_mcp.manifest.files import writing
 from kiwi_mcp.manifest.openapi import OpenApiImport, tools_from_openapi
-from kiwi_mcp.manifest.signatures import split
+from kiwi_mcp.manifest.signatures import signature_form, split
 from kiwi_mcp.manifest.source_file import read_manifest
 from kiwi_mcp.manifest.type_specs import TOOLS, TypeSpecs
 
@@ -91,6 +91,9 @@ def new_item(item_id: str | None, words: JsonObject, item_type: str, sheets: Typ
     stem = tool_id if is_tool_id(tool_id) else _UNNAMED
     if "content" in words:
         return tool_id, _single_file(stem, words, item_type, category, sheets)
+    if spec := next((one for one in sheets.by_type.values() if one.format and one.format.file in files), None):
+        own = spec.format.file if spec.format else ""
+        return tool_id, ItemDraft(place_for(kind=spec.folder, category=category, name=stem), own, files)
     if MANIFEST_NAME not in files:
         named = {"tool_id": tool_id, **manifest, **({"category": category} if category else {})}
         if not files:
@@ -161,7 +164,7 @@ def changed_item(tool: Tool, words: JsonObject, base_relative: str) -> ItemDraft
     changes = _manifest_of(words)
     own = tool.origin.path.read_bytes() if "content" not in words else contents({name: words["content"]})[name]
     # A signature holds for nothing that was changed.
-    _signature, body = split(own.decode(errors="surrogateescape"), tool.origin.path.suffix)
+    _signature, body = split(own.decode(errors="surrogateescape"), signature_form(tool.origin.path))
     own = body.encode(errors="surrogateescape")
     if changes and "content" not in words:
         own = _edited(own.decode(), tool.origin.path.suffix, changes)
@@ -481,6 +484,12 @@ def _where(words: JsonObject) -> Where | None:
 def _meant(author: Author, request: ItemRequest, location: Where | None) -> tuple[Tool, Path]:
     """Return an item that is to be changed; one that every project uses must be meant by its location."""
     tool, base = owned(author, request, location)
+    if tool.origin.base != base:
+        raise InvalidRequest(
+            f"{tool.id!r} is in {tool.origin.base}, which is not changed through items.",
+            suggestion="Change the file itself: in the memory with `memory_write`, else with an editor.",
+            tool_id=tool.id,
+        )
     _refuse_servers(author, tool.manifest.tool_type)
     if (
         tool.origin.is_in_user_space

@@ -40,7 +40,7 @@ from kiwi_mcp.kernel.verb import (
 )
 from kiwi_mcp.kernel.view import Data, Hint, Notice, ViewItem, warning_rows
 from kiwi_mcp.manifest.files import read_file, writing
-from kiwi_mcp.manifest.signatures import MAX_SIDECAR, has_sidecar, sidecar
+from kiwi_mcp.manifest.signatures import MAX_SIDECAR, has_sidecar, sidecar, signature_form
 from kiwi_mcp.policy.authorize import refuse_lost
 from kiwi_mcp.store.outputs import read_page
 
@@ -51,7 +51,8 @@ class LoadRequest(ItemRequest, frozen=True, kw_only=True):
     """Which item or which result to read, or where to copy an item."""
 
     item_type: Annotated[
-        ItemKind | None, Option("", "--type", metavar="TYPE", help="tool, directive, knowledge; output for a result.")
+        ItemKind | None,
+        Option("", "--type", metavar="TYPE", help="tool, directive, knowledge, skill; output for a result."),
     ] = None
     item_id: Annotated[NameText, Argument("Name, name@range or full identity", "ITEM", help=ITEM)]
     source: Annotated[Source | None, Option("", help="project, user, registry, mcp or builtin.")] = None
@@ -380,6 +381,6 @@ def _copy(tool: Tool, base: Path) -> Path:
 def _beside(tool: Tool) -> Mapping[str, bytes]:
     """Return the file that tells who signed an item, where there is one."""
     path = tool.origin.path.with_name(sidecar(tool.origin.path.name))
-    if not (tool.signature and has_sidecar(tool.origin.path.suffix) and path.is_file()):
+    if not (tool.signature and has_sidecar(signature_form(tool.origin.path)) and path.is_file()):
         return {}
     return {path.name: read_file(path, limit=MAX_SIDECAR).data}

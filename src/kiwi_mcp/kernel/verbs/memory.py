@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from stat import S_ISREG
@@ -12,7 +13,8 @@ from typing import Annotated
 
 from msgspec import field
 
-from kiwi_mcp.domain.errors import Conflict, InvalidRequest, NotFound, PathInvalid, TooLarge, Unavailable
+from kiwi_mcp.domain.errors import Conflict, InvalidRequest, KiwiError, NotFound, PathInvalid, TooLarge, Unavailable
+from kiwi_mcp.domain.items import FOLDER_FILES, Source
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.kernel.approval_question import visible
 from kiwi_mcp.kernel.context import VerbContext
@@ -61,7 +63,21 @@ async def _looked_up(context: VerbContext, look: Callable[[Path], JsonObject]) -
 async def _changed(action: str, request: MemoryToolRequest, context: VerbContext) -> MemoryToolResponse:
     caller = context.caller
     by = " ".join(filter(None, (caller.name or "owner", caller.client, caller.origin.thread)))
-    return MemoryToolResponse(content=await memory_of(context).change(action, request.arguments, visible(by)))
+    made = await memory_of(context).change(action, request.arguments, visible(by))
+    if not context.is_owner:
+        _note_author(as_text(made["path"]), context)
+    return MemoryToolResponse(content=made)
+
+
+def _note_author(path: str, context: VerbContext) -> None:
+    """Record that a model wrote an item of the memory: until its owner signs or edits it, a model reads it as data."""
+    catalog, whole = context.services.catalogs.at(None), context.services.user / FOLDER / path
+    for card in catalog.all(frozenset[Source](("user",))):
+        place = Path(card.path)
+        if place == whole or (place.name in FOLDER_FILES and whole.is_relative_to(place.parent)):
+            with suppress(KiwiError):  # what cannot be read as an item gives no instructions
+                tool = catalog.find(card.identity, item_type=catalog.sheets.item_type(card.tool_type))
+                context.services.authorship(context.caller).writes([tool.digest], "user")
 
 
 @_tool("read")

@@ -46,7 +46,7 @@ from kiwi_mcp.manifest.check import check
 from kiwi_mcp.manifest.legacy.python_script import ScriptFacts, script_faults, undeclared_variables
 from kiwi_mcp.manifest.parse import parse
 from kiwi_mcp.manifest.python_source import inferred_parameters
-from kiwi_mcp.manifest.signatures import digest_of, sha256_hex, split
+from kiwi_mcp.manifest.signatures import digest_of, sha256_hex, signature_form, split
 from kiwi_mcp.manifest.type_specs import TypeSpecs
 from kiwi_mcp.manifest.yaml import read_yaml
 
@@ -64,7 +64,7 @@ def convert(tool: Tool, facts: ScriptFacts, modules: Mapping[str, bytes], sheets
     """Return an old tool as a folder: its code as it was, without the line that signed it, and a `tool.yaml`."""
     name = tool.origin.path.name
     own = next(file for file in tool.files if file.path == name)
-    _signature, body = split(load_bytes(tool, own).decode(), tool.origin.path.suffix)
+    _signature, body = split(load_bytes(tool, own).decode(), signature_form(tool.origin.path))
     manifest = tool.manifest
     sheet = sheets.get(manifest.tool_type)
     idle = [word for word in manifest.config if sheet is not None and word not in sheet.words]

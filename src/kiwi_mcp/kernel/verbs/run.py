@@ -280,7 +280,8 @@ def _answer(run: Run, request: RunRequest, context: Context) -> Answer:
             services.one(McpServers).note_use(run.chain.server.tool.identity)
         services.recall_log.add_use(tool.identity, run.call.space, context.caller, is_run=True)
         gives_instructions = tool.manifest.result_kind == "instructions"
-        is_instructions = gives_instructions and services.provenance.may_instruct(tool)
+        is_own = outcome.details.get("is_instructions") is True  # a native item gave what may instruct
+        is_instructions = is_own or (gives_instructions and services.provenance.may_instruct(tool))
         if gives_instructions and not ItemVisibility(context.catalog, services.rights(context.caller)).hides:
             response |= context.catalog.version_warning(tool)
         return Answer(response, passed=outcome.passed, is_instructions=is_instructions)

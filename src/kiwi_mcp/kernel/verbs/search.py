@@ -71,7 +71,7 @@ _LISTS_SERVERS = frozenset({"registry", "builtin"})
 """The values of `source` that also show MCP servers, which can be brought here from there."""
 _EVERYTHING = frozenset({"", "*"})
 """Queries that match every item."""
-_MARKDOWN = ("directive", "knowledge")
+_MARKDOWN = ("directive", "knowledge", "skill")
 """The values of `item_type` that filter a search; every other value means everything."""
 
 _NO_FILTER = Filter()
@@ -295,11 +295,11 @@ class CatalogCards(Struct, frozen=True):
 
     def generation(self) -> tuple[int, ...]:
         """Return numbers that change with the cards."""
-        return self.catalog.generation((self.source.name,))
+        return (self.source.sync(self.catalog.sheets),)
 
     def cards(self) -> Sequence[Card]:
         """Return all cards of the source."""
-        return self.catalog.all((self.source.name,))
+        return self.catalog.cards((self.source,))
 
     def published(self) -> PublishedItems | None:
         """Return the registry that holds the items, if they are published and it can be opened."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import takewhile
@@ -33,9 +33,10 @@ from kiwi_mcp.domain.threads import (
 )
 from kiwi_mcp.domain.times import iso, now_ms
 from kiwi_mcp.kernel.approvals import is_askable
-from kiwi_mcp.kernel.context import VerbContext
+from kiwi_mcp.kernel.context import Context, VerbContext
 from kiwi_mcp.kernel.threads.fork import fork_of, turn_at
 from kiwi_mcp.kernel.threads.runner import ThreadRunner, waiting_approvals
+from kiwi_mcp.kernel.threads.skills import loaded_skills
 from kiwi_mcp.kernel.threads.start import (
     StartRequest,
     lowered_limits,
@@ -85,6 +86,7 @@ Limits = Annotated[
 ]
 
 
+Skills = Annotated[list[NameText], Option("A skill to load; repeat it.", "--skill", metavar="NAME")]
 Queue = Annotated[NameText, Option("The queue whose workers run it.", metavar="NAME")]
 Priority = Annotated[int, Meta(ge=-100, le=100), Option("Threads with a higher number are taken first.", metavar="N")]
 
@@ -97,6 +99,7 @@ class ThreadStartRequest(Request, frozen=True, kw_only=True):
     limits: Limits = field(default_factory=dict)
     model: Annotated[NameText | None, Option("The model, as provider/model; the directive's choice otherwise.")] = None
     wait: Annotated[bool, Option("Wait until the thread ends or waits for you.")] = False
+    skills: Skills = field(default_factory=list)
     conversation: Annotated[bool, Option("Talk with it: it waits for a message before every turn.")] = False
     queue: Queue = "default"
     priority: Priority = 0
@@ -230,6 +233,7 @@ async def start(request: ThreadStartRequest, context: VerbContext) -> ThreadResp
         is_conversation=request.conversation,
         queue=request.queue,
         priority=request.priority,
+        skills=tuple(request.skills),
     )
     if context.caller.origin.thread:
         return await start_child(wanted, context, is_waiting=request.wait)
@@ -677,6 +681,7 @@ class ThreadResumeRequest(ThreadIdRequest, frozen=True, kw_only=True):
 
     message: Annotated[LongText | None, Option("A message to the model.", "--message", "-m")] = None
     model: Annotated[NameText | None, Option("Continue with this model, as provider/model.")] = None
+    skills: Skills = field(default_factory=list)
     wait: Annotated[bool, Option("Wait until the thread ends or waits for you.")] = False
 
 
@@ -690,10 +695,21 @@ async def resume_thread(request: ThreadResumeRequest, context: VerbContext) -> T
     await _refuse_paused(thread, context)
     catalog = context.services.catalogs.at(thread.project or None)
     switched = switched_model(thread, request.model, catalog) if request.model else None
-    await runner.wake(thread, request.message or "", switched, is_tainted=is_tainted(context))
-    if request.message or thread.waits_for != "message":
+    skills = _skill_events(request.skills, context.services.context(context.caller, catalog))
+    await runner.wake(thread, request.message or "", switched, skills=skills, is_tainted=is_tainted(context))
+    if request.message or skills or thread.waits_for != "message":
         return await _continue(thread, context, is_waiting=request.wait)
     return await shown_thread(thread.id, context)
+
+
+def _skill_events(names: Sequence[str], context: Context) -> list[NewEvent]:
+    """Return the events with which a thread loads skills that a user chose."""
+    found = loaded_skills(names, context)
+    return [
+        event
+        for use, text in found
+        for event in (NewEvent("skill", to_builtins(use)), NewEvent("injected", {"text": text}))
+    ]
 
 
 async def _refuse_paused(thread: Thread, context: VerbContext) -> None:

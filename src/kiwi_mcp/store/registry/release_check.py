@@ -102,7 +102,7 @@ MAX_WORD = 400
 """The longest name of a person or reference, and how much of a wrong one is quoted."""
 
 _KIND = "kiwi.item/1"
-_KINDS = ("tools", "directives", "knowledge", "scripts")
+_KINDS = ("tools", "directives", "knowledge", "skills", "scripts")
 _MAX_VALUES = 1_000_000
 _MAX_VERSION = 64
 _HASHED = lazy_pattern(rb'"manifest":"([0-9a-f]{64})"')

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kiwi_mcp.surfaces.cli.rows import CommandRow
 
 Options = Mapping[str, Json]
-_ITEM_TYPES = ("tool", "directive", "knowledge")
+_ITEM_TYPES = ("tool", "directive", "knowledge", "skill")
 _AFTERWARDS, _LONGEST_WAIT = 60.0, 300.0
 """For how many seconds the index is completed after an answer, and before one that is waited for."""
 OWNER = Caller(is_owner=True)

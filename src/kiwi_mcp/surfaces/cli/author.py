@@ -39,15 +39,17 @@ _KINDS = {
     "mcp": "mcp",
     "directive": "directive.md",
     "knowledge": "knowledge.md",
+    "skill": "skill",
     "thread": "thread.yaml",
 }
 _NEXT_TEXT = "Edit it, then `kiwi run {name}`; `kiwi sign {name}` signs it."
 _NEXT_CODE = "Edit it: `kiwi dev {name}` checks and runs it at every save, and signs it at the key s."
 _NEXT = {
     **dict.fromkeys(("python", "bash", "node", "api"), _NEXT_CODE),
+    "skill": "Edit it, then `kiwi sign {name}`: models follow a signed skill, and read an unsigned one as data.",
     "mcp": "`kiwi mcp refresh {name} --yes` starts it and lists its tools; `kiwi mcp accept {name}` lets you use them.",
 }
-_TEXTS = ("directive", "knowledge")
+_TEXTS = ("directive", "knowledge", "skill")
 _LOOK = 0.2
 """How often the files of an item are looked at, in seconds."""
 

@@ -245,6 +245,7 @@ class Chat:
         self._thread: JsonObject = {}
         """The conversation as it was after the last turn."""
         self._undone = ""
+        self._skills: list[Json] = []
         """What the model does not know yet: the changes that were undone."""
         self._code = 0
 
@@ -342,7 +343,8 @@ class Chat:
             request: JsonObject = {"action": "answer", "question_id": question, "answer": message, "wait": True}
         else:
             text, self._undone = f"{self._undone}{message}", ""
-            request = {"action": "resume", "thread_id": own, "message": text, "wait": True}
+            skills, self._skills = self._skills, []
+            request = {"action": "resume", "thread_id": own, "message": text, "skills": skills, "wait": True}
         first = len(self._screen.calls)
         answer = self._loop.run(self._turn(request))
         if answer.content["thread_id"] != own:  # a question of a child
@@ -429,6 +431,17 @@ class Chat:
             self._thread = answer.content
         self._screen.note(as_text(self._thread.get("model")))
 
+    def skill(self, words: str) -> None:
+        """Load a skill with the next message, or list the skills."""
+        if not words:
+            self._show(self._call("skill", {"action": "list"}), ("skill", "list"))
+            return
+        answer = self._call("load", {"item_id": words, "item_type": "skill"})
+        if answer.error is not None:
+            raise answer.error
+        self._skills.append(words)
+        self._screen.note(f"{words} is loaded with your next message.")
+
     def expand(self, words: str) -> None:
         """Show a call with its arguments and its result: the last one, or the one with a number."""
         calls = [call for call in self._screen.calls if not words or str(call.number) == words]
@@ -467,6 +480,7 @@ _COMMANDS = {
     "tools": ChatCommand("List the tools that the model sees.", Chat.tools),
     "cost": ChatCommand("Show what the conversation cost.", Chat.cost),
     "model": ChatCommand("Show the model; with a name, continue with that one.", Chat.model),
+    "skill": ChatCommand("List the skills; with a name, load that one.", Chat.skill),
     "expand": ChatCommand("Show the last call whole; with a number, that one.", Chat.expand),
     "help": ChatCommand("Show the commands.", Chat.help),
 }

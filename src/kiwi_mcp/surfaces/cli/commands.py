@@ -27,6 +27,7 @@ GROUPS = {
     "tasks": "Calls that continue in the background.",
     "audit": "Receipts of all calls, and a check that none was changed.",
     "prefer": "The tools, prompts and resources that clients see without searching.",
+    "skill": "List, import and export skills.",
     "memory": "Move your memory to another machine, or serve it to other programs.",
     "recall": "What search learned from use.",
     "up": "Serve the registry and tools over HTTP.",
@@ -65,7 +66,7 @@ class WatchApprovals(Request, frozen=True):
 
 @command("new", run="author.new")
 class NewItem(Request, frozen=True):
-    """Write a new tool, MCP server, directive, knowledge entry or thread that works and explains itself."""
+    """Write a new tool, MCP server, directive, knowledge entry, skill or thread that works and explains itself."""
 
     name: Annotated[str, Argument("Its name.", "NAME")]
     python: Annotated[bool, Option("A Python function.")] = False
@@ -75,6 +76,7 @@ class NewItem(Request, frozen=True):
     mcp: Annotated[bool, Option("An MCP server.")] = False
     directive: Annotated[bool, Option("A program for a model.")] = False
     knowledge: Annotated[bool, Option("Text to find and read.")] = False
+    skill: Annotated[bool, Option("Instructions that a model loads when it needs them.")] = False
     thread: Annotated[bool, Option("A directive that a model executes apart.")] = False
     location: PlaceToWrite = None
 
@@ -102,7 +104,7 @@ class SearchOptions(Request, frozen=True):
     limit: Annotated[int, Option("At most this many, up to 100.")] = 10
     sort_by: Annotated[str, Option("score, date or name.", "--sort", "--sort-by", metavar="ORDER")] = "score"
     item_type: Annotated[
-        str, Option("tool, directive or knowledge; or a type of tools, such as api.", "--type", metavar="TYPE")
+        str, Option("tool, directive, knowledge or skill; or a type of tools, such as api.", "--type", metavar="TYPE")
     ] = "tool"
     tool_type: Annotated[tuple[str, ...], Option("Only these types of tools; may be repeated.", metavar="TYPE")] = ()
     category: Annotated[tuple[str, ...], Option("Only these categories; may be repeated.")] = ()

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from kiwi_mcp.domain.json import Json
     from kiwi_mcp.surfaces.cli.rows import CommandRow
 
-_ITEM_FOLDERS = ("tools", "directives", "knowledge")
-_MANIFESTS = frozenset({"tool.yaml", "tool.yml"})
+_ITEM_FOLDERS = ("tools", "directives", "knowledge", "skills")
+_MANIFESTS = frozenset({"tool.yaml", "tool.yml", "SKILL.md"})
 _SUFFIXES = frozenset({".py", ".sh", ".js", ".ts", ".rb", ".yaml", ".yml", ".md", ".json"})
 _MOST_FOLDERS = 2_000
 """How many folders are looked at; a key press must not wait for more."""

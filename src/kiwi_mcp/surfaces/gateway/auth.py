@@ -17,6 +17,7 @@ from starlette.requests import Request
 
 from kiwi_mcp.domain.calls import NO_CALLER, STRANGER, Caller, Principal, Served
 from kiwi_mcp.domain.errors import KiwiError, PolicyDenied, TokenExpired, TokenRefused, TooManyTries
+from kiwi_mcp.domain.items import ItemType
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.mcp import Offer, OfferKind, Offers
 from kiwi_mcp.domain.registry import PUBLIC_ACTOR, Actor
@@ -279,9 +280,9 @@ class VisitedKernel(Kernel):
         permission = self._permission()
         return offers if permission is None else permission.seen(offers)
 
-    def offered(self, name: str, kind: OfferKind) -> Offer | None:
+    def offered(self, name: str, kind: OfferKind, item_type: ItemType | None = None) -> Offer | None:
         """Return an item as clients see it, if it is for a visitor to know of."""
-        offer, permission = super().offered(name, kind), self._permission()
+        offer, permission = super().offered(name, kind, item_type), self._permission()
         if offer is None or permission is None:
             return offer
         return None if permission.fault or permission.is_hidden(offer.identity) else offer

@@ -30,7 +30,7 @@ from kiwi_mcp.surfaces.mcp.results import (
     tool_result,
     with_label,
 )
-from kiwi_mcp.surfaces.mcp.tool_list import HELP, KNOWLEDGE, ClientToolList, ToolListWatcher, tail
+from kiwi_mcp.surfaces.mcp.tool_list import HELP, KNOWLEDGE, SKILL, ClientToolList, ToolListWatcher, tail
 
 
 def definitions(servers: Sequence[str] = (), namespaces: Sequence[str] = ()) -> list[Tool]:
@@ -261,6 +261,9 @@ class Resources:
                 return offer if offer.identity else None, {}
         if name := tail(uri, KNOWLEDGE):  # an address must never run anything: only what can be read is found
             return self._kernel.offered(name, "resource"), {}
+        if path := tail(uri, SKILL):
+            name, _, file = path.partition("/")
+            return self._kernel.offered(name, "prompt", "skill"), {"file": file} if file else {}
         for offer in offers.templates:
             if offer.identity and (filled := match(offer.name, uri)) is not None:
                 return offer, filled
@@ -281,7 +284,9 @@ class Resources:
                 raise unreadable(uri)
             return with_label(held, answer)
         result = (await whole(self._kernel, answer)).get("result")
-        return with_label(_text(uri, as_text(as_object(result).get("content")) or text_of(result)), answer)
+        found = as_object(result)
+        text = as_text(found.get("content")) or as_text(found.get("text")) or text_of(result)
+        return with_label(_text(uri, text), answer)
 
 
 def _text(uri: str, text: str) -> types.ReadResourceResult:

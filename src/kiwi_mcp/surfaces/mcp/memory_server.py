@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from mcp.server.stdio import stdio_server
 
 from kiwi_mcp.domain.calls import Caller
+from kiwi_mcp.domain.items import ItemType
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.mcp import Offer, OfferKind, Offers
 from kiwi_mcp.kernel import Answer, Kernel
@@ -45,7 +46,7 @@ class MemoryKernel:
         """Return a text that stays the same: the tools are built in."""
         return "memory"
 
-    def offered(self, name: str, kind: OfferKind) -> Offer | None:  # noqa: ARG002 - nothing else is offered
+    def offered(self, name: str, kind: OfferKind, item_type: ItemType | None = None) -> Offer | None:  # noqa: ARG002 - nothing else is offered
         """Return None."""
         return None
 

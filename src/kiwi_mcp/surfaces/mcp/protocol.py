@@ -10,6 +10,7 @@ from mcp.server.connection import Connection
 from mcp.server.context import ServerRequestContext
 
 from kiwi_mcp.domain.calls import Caller
+from kiwi_mcp.domain.items import ItemType
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.mcp import Offer, OfferKind, Offers
 from kiwi_mcp.kernel import Answer
@@ -33,8 +34,8 @@ class KernelApi(Protocol):
     def offers_mark(self) -> str:
         """Return another text whenever the offers may have changed."""
 
-    def offered(self, name: str, kind: OfferKind) -> Offer | None:
-        """Return an item as clients see it, listed or not, if it is of a kind."""
+    def offered(self, name: str, kind: OfferKind, item_type: ItemType | None = None) -> Offer | None:
+        """Return an item as clients see it, listed or not, if it is of a kind, and of a type where one is asked for."""
 
     async def complete(self, item_id: str, argument: str, value: str, known: Mapping[str, str]) -> Sequence[str]:
         """Return what an MCP server proposes for an argument of its prompt or template."""

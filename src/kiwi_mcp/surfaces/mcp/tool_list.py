@@ -122,6 +122,7 @@ class ClientToolList:
 
 HELP = "kiwi://help/"
 KNOWLEDGE = "kiwi://knowledge/"
+SKILL = "kiwi://skill/"
 
 
 def tail(uri: str, head: str) -> str:

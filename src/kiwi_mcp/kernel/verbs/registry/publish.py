@@ -44,7 +44,7 @@ from kiwi_mcp.kernel.validation import Verdict, examine
 from kiwi_mcp.kernel.verb import AUTHOR, OF_TYPE, AnyJson, DryRun, NameText, Option, PlaceToWrite, Response, verb
 from kiwi_mcp.kernel.verbs.registry.versions import Address, PublishedItemRequest, save_namespaces
 from kiwi_mcp.kernel.view import Data, Hint, Notice, ViewItem, warning_rows
-from kiwi_mcp.manifest.signatures import DETACHED
+from kiwi_mcp.manifest.signatures import DETACHED, signature_form
 from kiwi_mcp.manifest.trust_file import TrustFile
 from kiwi_mcp.policy.authorize import refuse_lost
 from kiwi_mcp.store.registry.registry import Registry
@@ -363,7 +363,7 @@ def _release(
 
 def _signed(tool: Tool, data: bytes, namespace: str, signer: Signer | None) -> Mapping[str, bytes]:
     """Return the files with the signature for a namespace; the signature in a folder is valid there only."""
-    is_apart = tool.origin.path.suffix.lower() in DETACHED
+    is_apart = signature_form(tool.origin.path).lower() in DETACHED
     if signer is None and not (tool.signature and (tool.signature.key or is_apart)):
         return {}
     timestamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
