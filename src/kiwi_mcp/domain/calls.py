@@ -51,6 +51,8 @@ class CallOrigin(Struct, frozen=True):
     """The lease of the process that runs it: with an older one nothing can be appended."""
     run: str = ""
     """The run of the item that makes this call, such as a program or a tool that calls others."""
+    tools: int = 0
+    """How many tools stand above a call that a tool makes."""
 
 
 PERSON = CallOrigin()

@@ -22,7 +22,7 @@ TOOL_FILES = ("tool.yaml", "tool.yml", "tool.json")
 SKILL_FILE = "SKILL.md"
 FOLDER_FILES = (*TOOL_FILES, SKILL_FILE)
 """The names of files that make a folder one item; `SKILL.md` does so where skills are."""
-WORDS = ("read", "write", "hosts", "commands", "client", "sockets")
+WORDS = ("read", "write", "hosts", "commands", "client", "sockets", "items")
 CHECKPOINT_MODES = ("auto", "explicit", "disabled")
 """When a run that changes files gets a checkpoint."""
 CLIENT_REQUESTS = ("roots", "sampling", "questions")
@@ -46,6 +46,8 @@ class Needs(Struct, frozen=True):
     """What an MCP server asks of the client that calls it, of `CLIENT_REQUESTS`."""
     sockets: tuple[str, ...] = ()
     """Kinds of sockets that an MCP server makes besides those of the network: `UNIX`."""
+    items: tuple[str, ...] = ()
+    """The items that it calls."""
 
     @classmethod
     def from_json(cls, written: Json) -> Needs:

@@ -20,7 +20,14 @@ from msgspec.structs import replace
 
 from kiwi_mcp.catalog.item_reader import load_bytes
 from kiwi_mcp.domain.calls import Caller, Space
-from kiwi_mcp.domain.errors import BuildFailed, InvalidArguments, InvalidManifest, IsolationUnavailable, Unavailable
+from kiwi_mcp.domain.errors import (
+    BuildFailed,
+    InvalidArguments,
+    InvalidManifest,
+    IsolationUnavailable,
+    PolicyDenied,
+    Unavailable,
+)
 from kiwi_mcp.domain.isolation import Level, SandboxProfile, strictest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain, Tool
@@ -34,6 +41,7 @@ from kiwi_mcp.drivers.environments.installer import Installer, install_level
 from kiwi_mcp.drivers.environments.package_manager import PackageManager
 from kiwi_mcp.drivers.output import NotJsonOutput, ParsedOutput, json_or_text, parse
 from kiwi_mcp.drivers.sandboxed import backend_for, open_sandbox
+from kiwi_mcp.drivers.tool_calls import CLIENT, serving_calls
 from kiwi_mcp.manifest.runtime import RuntimeConfig, declared_env, runtime_config, seconds, texts
 from kiwi_mcp.manifest.templates import ABSENT, Values, defaulted, escape, placeholders, plain, render, variables
 from kiwi_mcp.policy.isolation import with_remedy
@@ -79,6 +87,8 @@ class Process:
         prepared: dict[str, Json] = {"result_from": words.result_from}
         if environment.packages:
             prepared["environment"] = environment.to_json()
+        if frame.items:
+            prepared["items"] = list(frame.items)
         if frame.is_compiled:
             prepared["build"] = bind_build(words, frame.facts, environment, frame.base).to_json()
         program, *arguments = frame.fixed or fill(frame.command, values)
@@ -118,6 +128,12 @@ class Process:
         """Refuse a level of isolation that this machine does not have."""
         # A plan without a sandbox profile gets the strictest one.
         profile = plan.profile or SandboxProfile(strictest(()))
+        if profile.provenance == "unknown" and "items" in plan.facts:
+            raise PolicyDenied(
+                f"{chain.tool.id!r} calls other items, and nobody has signed it.",
+                suggestion=f"Read it, then `kiwi sign {chain.tool.id}`.",
+                tool_id=chain.tool.id,
+            )
         try:
             await backend_for(profile, space)
         except IsolationUnavailable as refused:
@@ -133,6 +149,8 @@ class Process:
         folders = [frame.facts["tool.files"], frame.facts["runtime.files"]]
         if "environment" in plan.facts:
             folders.append(Environment.from_json(as_object(plan.facts["environment"])).folder)
+        if frame.items:
+            folders.append(CLIENT)
         if "build" in plan.facts:
             folders.append(Build.from_json(as_object(plan.facts["build"])).folder)
         try:
@@ -156,7 +174,13 @@ class Process:
         if caller.journal is not None:  # a call of a thread: it has the same key whenever it is repeated
             confirm = caller.journal.confirm
             spec = replace(spec, env={**spec.env, "KIWI_IDEMPOTENCY_KEY": caller.origin.key})
-        result = await sandbox.run(spec, secrets=secrets, report=caller.report, confirm=confirm)
+        start = partial(sandbox.run, secrets=secrets, report=caller.report, confirm=confirm)
+        if frame.items:
+            async with serving_calls(chain.tool, frame.items, caller, dispatch, space) as (lent, env):
+                path = f"{env['PATH']}{spec.env.get('PATH', '')}"
+                result = await start(replace(spec, env={**spec.env, **env, "PATH": path}), lent=(lent,))
+        else:
+            result = await start(spec)
         homes = {tool_files: str(chain.tool.origin.root), runtime_files: str(chain.executor.origin.root)}
         outcome = outcome_of(chain.tool.id, frame.words.result_from, homes, plan.spec, result)
         if outcome.status == "error" and sandbox.profile.level in {"sandboxed", "restricted"}:
@@ -188,6 +212,8 @@ class Frame(Struct, frozen=True):
     """The programs that the tool itself needs."""
     path: str
     """Where programs are looked for."""
+    items: tuple[str, ...] = ()
+    """The items that the tool calls."""
 
 
 _frames: OrderedDict[tuple[int, str | None], Frame] = OrderedDict()
@@ -229,6 +255,7 @@ def _make_frame(chain: Chain, space: Space) -> Frame:
         chain.isolation,
         texts(chain.tool.manifest.config.get("commands")),
         search_path(environment.bin),
+        chain.tool.manifest.needs.items,
     )
 
 

@@ -75,10 +75,12 @@ class Sandbox(Struct, frozen=True):
         secrets: Mapping[str, str],
         report: Report,
         confirm: Callable[[], None] | None = None,
+        lent: tuple[int, ...] = (),
     ) -> subprocess.ProcessResult:
         """Run a process confined; where what should have held it failed, it was not run, and that is raised.
 
-        `confirm` is called immediately before it starts, and raises if it may not start any more.
+        `confirm` is called immediately before it starts, and raises if it may not start any more. `lent` are
+        descriptors that it is given besides.
         """
         spec = self._certified(spec) if self.certificates else spec
         async with AsyncExitStack() as keep:
@@ -89,11 +91,14 @@ class Sandbox(Struct, frozen=True):
             else:
                 confined = keep.enter_context(self.standing.backend.wrap(spec, self.profile))
             watch = self._watch_of(confined) if self.profile.writable or confined.watch else None
+            handover = confined.handover
+            if lent:
+                handover = replace(handover, descriptors=(*handover.descriptors, *lent))
             result = await subprocess.run(
                 confined.spec,
                 secrets=secrets,
                 report=report,
-                handover=confined.handover,
+                handover=handover,
                 watch=watch,
                 confirm=confirm,
             )

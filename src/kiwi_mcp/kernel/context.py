@@ -313,7 +313,9 @@ class Services:
     def is_owner(self, caller: Caller) -> bool:
         """Whether a caller is the owner in person: in no other name, or at the API with a token that may manage."""
         is_manager = caller.is_direct and caller.can_manage and caller.identity.kind == "owner"
-        return (is_manager or (self._is_owner and not caller.name)) and not caller.origin.thread
+        return (is_manager or (self._is_owner and not caller.name)) and not (
+            caller.origin.thread or caller.origin.tools
+        )
 
     def rights(self, caller: Caller) -> Callable[[], Rights]:
         """Return a function that gives the current rules for a caller; a thread has those of its directives as well."""

@@ -94,8 +94,10 @@ async def run(call: Call, context: Context, record: CallRecord | None) -> Run:
 
 async def dispatch(context: Context, run_id: str, verb: str, request: JsonObject) -> Json:
     """Call a verb for the caller of an item that is driven; raise the error of a call that is refused."""
-    caller = context.caller
-    answer = await context.services.dispatch(verb, request, replace(caller, origin=replace(caller.origin, run=run_id)))
+    caller, tools = context.caller, context.caller.origin.tools + (verb == "execute")
+    # The journal of a thread notes the call of the item, and none that the item makes.
+    caller = replace(caller, origin=replace(caller.origin, run=run_id, tools=tools), journal=None)
+    answer = await context.services.dispatch(verb, request, caller)
     if answer.error is not None:
         raise answer.error
     return answer.content

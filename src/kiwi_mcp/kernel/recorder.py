@@ -665,7 +665,7 @@ class Run:
             self._record.is_written = True  # that there is no receipt either is reported once
             return run, None
         detail: JsonObject = self.approved_by.to_json() if self.approved_by else {}
-        if self.call.origin.thread:
+        if self.call.origin.thread or self.call.origin.run:
             detail = {**detail, **{name: value for name, value in asdict(self.call.origin).items() if value}}
         if is_done and (self.outcome.sent or self.outcome.details.keys() & {"network", "quarantine"}):
             detail = {**detail, **_traces(self.outcome)}

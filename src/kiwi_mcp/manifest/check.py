@@ -117,6 +117,7 @@ _PORT = r"(?::(?:[1-9]\d{0,4}))?"
 _HOST = lazy_pattern(
     rf"(?:\*|(?:\*\.)?{_LABEL}(?:\.{_LABEL})*\.?{_PORT}|\[[0-9A-Fa-f:.]+\]{_PORT}|[0-9A-Fa-f:]*::?[0-9A-Fa-f:.]+)"
 )
+_ITEM = lazy_pattern(r"[A-Za-z0-9_.@/-]{1,200}")
 _COMMAND = lazy_pattern(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
 
 
@@ -152,6 +153,8 @@ def _faults(word: str, text: str, place: str) -> Iterator[Issue]:
         yield Issue(place, f"{text!r:.80} is not a host", "Write `name`, `name:port`, `*.name`, an address, or `*`.")
     elif word == "commands" and not _COMMAND.fullmatch(text):
         yield Issue(place, f"{text!r:.80} is not the name of a program", "Write its name alone, such as `git`.")
+    elif word == "items" and not _ITEM.fullmatch(text):
+        yield Issue(place, f"{text!r:.80} is not the name of an item", "Write its name, such as `send_mail`.")
     elif word == "client" and text not in CLIENT_REQUESTS:
         fix = f"{did_you_mean(text, CLIENT_REQUESTS)}Use one of: {', '.join(CLIENT_REQUESTS)}."
         yield Issue(place, f"{text!r:.80} is nothing that a client can be asked", fix)

@@ -39,6 +39,11 @@ def listening(path: Path) -> socket.socket:
     return made
 
 
+def connected_pair() -> tuple[socket.socket, socket.socket]:
+    """Return two ends of one connection, of which one is given to a process; it has no name that others could find."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
 def is_own_peer(transport: BaseTransport) -> bool:
     """Whether a connection comes from a process of the same user; over a network its token says what it may do."""
     connection = transport.get_extra_info("socket")

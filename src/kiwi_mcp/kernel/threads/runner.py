@@ -497,6 +497,8 @@ class ThreadRunner:
 
 
 def _new_thread(wanted: StartRequest, context: Context) -> tuple[Thread, PromptStart]:
+    if context.caller.origin.tools:  # neither depth nor budget would be counted
+        raise PolicyDenied("A tool cannot start a thread or a program.", suggestion="Let a thread call the tool.")
     return code_thread(wanted, wanted.program, context) if wanted.program else new_thread(wanted, context)
 
 
