@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine
@@ -48,7 +49,7 @@ def test_the_store_is_created_at_the_first_call_with_the_built_in_items(ann: Mac
     assert not (ann.user / "state").exists()
     (check,) = checks(ann)
     assert check["status"] == "ok"
-    assert "35 versions, as ann" in str(check["detail"])
+    assert re.search(r"\b[1-9]\d versions, as ann", str(check["detail"]))
     assert (ann.user / "state" / "registry.db").exists()
 
 

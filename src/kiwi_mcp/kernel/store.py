@@ -35,7 +35,7 @@ A call must not wait each time, so the pause doubles after each failure.
 _FILE = "sqlite://"
 _LAST = ("state", "last_store")
 """The file that notes which store was used last."""
-_MOMENT = 0.001
+_MOMENT = 0.01
 _OPENING = 10.0
 """For how many seconds any step of opening a store may be silent."""
 

@@ -154,10 +154,9 @@ def first_process(report: int) -> int:
     return int(found[1]) if found else 0
 
 
-def _any_of(*watches: Callable[[], str] | None) -> Callable[[], str] | None:
-    """Return what says why a process has to be stopped if one of several does; None where there are none."""
-    found = [watch for watch in watches if watch is not None]
-    return (lambda: next(filter(None, (watch() for watch in found)), "")) if found else None
+def _stop_reason(watches: Iterable[Callable[[], str]]) -> str:
+    """Return why a process has to be stopped, if one of its watches says so."""
+    return next(filter(None, (watch() for watch in watches)), "")
 
 
 def _say(writing: int) -> None:
@@ -243,11 +242,13 @@ class Bubblewrap(Struct, frozen=True):
             gate = arguments.ask_to_wait() if profile.hosts else None
             # System calls are filtered from the launcher's own first process inside on.
             is_watched = self.groups is None
+            first = partial(first_process, int(report))
             shields = Shields(made.grants[len(made.granted) :]) if profile.writable else None
+            watches = [shields.replaced] if shields else []
+            watches += [MemoryWatch(first, profile.limits).exceeded] if is_watched else []
             denied = DENIED_CALLS if is_watched else ()
             has_sockets = profile.has_sockets
             program = _filter(profile.level, denied, has_network=bool(profile.hosts), has_sockets=has_sockets)
-            first = partial(first_process, int(report))
             arguments.words += ("--seccomp", arguments.file_of(program))
             launcher = (*way.words, str(self.bwrap), "--args", str(arguments.pipe), "--", *way.limits)
             yield Launch(
@@ -263,10 +264,7 @@ class Bubblewrap(Struct, frozen=True):
                 ),
                 partial(_check, int(report)),
                 way.group.throttle_count if way.group is not None else never,
-                _any_of(
-                    MemoryWatch(first, profile.limits).exceeded if is_watched else None,
-                    shields.replaced if shields else None,
-                ),
+                partial(_stop_reason, watches) if watches else None,
                 shields.is_whole if shields else always,
             )
 
