@@ -63,7 +63,9 @@ COMPOSITE: JsonObject = {
     "tool_type": "composite",
     "version": "1.0.0",
     "description": "Say it twice",
-    "config": {"steps": [{"id": "first", "tool": "say"}, {"id": "second", "tool": "say", "needs": ["first"]}]},
+    "config": {
+        "steps": [{"id": "first", "tool": "memory_list"}, {"id": "second", "tool": "memory_list", "needs": ["first"]}]
+    },
 }
 DIRECTIVE = """# Greet
 

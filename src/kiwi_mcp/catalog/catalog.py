@@ -15,7 +15,15 @@ from msgspec.structs import replace
 from kiwi_mcp.catalog.chain import traits_of, unsound, walk
 from kiwi_mcp.catalog.item_reader import OpenedItem
 from kiwi_mcp.catalog.mcp_source import McpSource, is_accepted, refuse_unaccepted
-from kiwi_mcp.catalog.references import MAX_REFERENCES, Ref, Reference, inheriting, references_in, required_servers
+from kiwi_mcp.catalog.references import (
+    MAX_REFERENCES,
+    Ref,
+    Reference,
+    circles_in,
+    inheriting,
+    references_in,
+    required_servers,
+)
 from kiwi_mcp.catalog.registry_source import RegistrySource
 from kiwi_mcp.catalog.release import BUILTIN
 from kiwi_mcp.catalog.source import BrokenFile, FolderSource, ItemSource
@@ -364,6 +372,7 @@ class Catalog:
         choices += [choice for _, choice in referred]
         references = tuple(one for one, _ in referred)
         faults = [*unsound(links, sheets), *(issue for issue, is_required in absent if is_required)]
+        faults += circles_in(links[0], references)
         try:
             links = (inheriting(links[0], references), *links[1:]) if not faults else links
         except InvalidManifest as error:

@@ -12,7 +12,7 @@ from kiwi_mcp.catalog.item_reader import bad_name, load_bytes
 from kiwi_mcp.domain.errors import InvalidRequest, NotCallable
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import NO_SOURCE, SOURCE_TRAITS, ItemType, ReferredItem, Source, Tool, ToolFile
-from kiwi_mcp.domain.json import JsonObject, as_list, as_text
+from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.names import Range, Version, is_tool_id
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.registry import VersionInfo
@@ -114,15 +114,43 @@ def references_in(tool: Tool, sheets: TypeSpecs) -> Iterator[Reference]:
     if sheet is None or not sheet.references:
         return
     config = _config(tool)
-    for word, item_type in sheet.references.items():
-        if named := as_text(config.get(word)):
-            yield Reference(f"config.{word}", named, item_type)
+    for path, item_type in sheet.references.items():
+        for place, named in _named(config, path):
+            yield Reference(f"config.{place}", named, item_type)
     for place, name, item_type in hook_items(config.get("hooks")) if "hooks" in sheet.words else ():
         yield Reference(place, name, item_type, is_required=False)
     for name in context_ids(config) if "context" in sheet.words else ():
         yield Reference("config.context", name, "knowledge", is_required=False)
     for skill in as_list(config.get("skills")) if "skills" in sheet.words else ():
         yield Reference("config.skills", as_text(skill), "skill", is_required=False, severity="warning")
+
+
+def _named(config: JsonObject, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the names at a path in a config, each with its place; `steps[].tool` is `tool` in each of `steps`."""
+    word, is_list, inner = path.partition("[].")
+    listed = [*map(as_object, as_list(config.get(word)))] if is_list else [config]
+    for at, one in enumerate(listed):
+        if name := as_text(one.get(inner or word)):
+            yield (f"{word}[{at}].{inner}" if is_list else word), name
+
+
+def circles_in(tool: Tool, references: Sequence[ReferredItem]) -> Iterator[Issue]:
+    """Yield an issue for each item called by a tool that calls the tool again, directly or through others."""
+    calls: dict[str, list[Tool]] = {}
+    for one in references:
+        if one.item_type == "tool":
+            calls.setdefault(one.by, []).append(one.tool)
+    waiting: list[tuple[str, tuple[str, ...]]] = [(tool.identity, (tool.id,))]
+    seen: set[str] = set()
+    for identity, names in waiting:
+        for called in calls.get(identity, ()):
+            way = (*names, called.id)
+            if called.identity == tool.identity:
+                fix = "Let one of them call something else."
+                yield Issue("config.steps", f"calls itself: {' → '.join(way)}", fix)
+            elif called.identity not in seen:
+                seen.add(called.identity)
+                waiting.append((called.identity, way))
 
 
 def required_servers(tool: Tool, sheets: TypeSpecs) -> Sequence[str]:
@@ -160,7 +188,9 @@ def text_file(tool: Tool) -> ToolFile:
 
 def inheriting(tool: Tool, references: Sequence[ReferredItem]) -> Tool:
     """Return a directive with the inputs of all that it extends; raise `InvalidManifest` where that is a cycle."""
-    if not any(one.by == tool.identity and one.item_type == tool.item_type for one in references):
+    if tool.item_type == "tool" or not any(
+        one.by == tool.identity and one.item_type == tool.item_type for one in references
+    ):
         return tool
     lineage = ancestors(text_item(tool), loader(references))
     parameters = merged_inputs([one.manifest.parameters for one in lineage])

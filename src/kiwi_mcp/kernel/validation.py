@@ -15,7 +15,7 @@ from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.folder_source import MANIFESTS
 from kiwi_mcp.catalog.item_reader import load_bytes, read_tool
 from kiwi_mcp.catalog.item_writer import ItemDraft, write
-from kiwi_mcp.catalog.references import inheriting
+from kiwi_mcp.catalog.references import circles_in, inheriting
 from kiwi_mcp.domain.calls import Call, Space
 from kiwi_mcp.domain.errors import (
     CommandMissing,
@@ -34,7 +34,9 @@ from kiwi_mcp.kernel.context import Context
 from kiwi_mcp.kernel.paths import refuse_nowhere
 from kiwi_mcp.kernel.pipeline import judge_plan, prepare, refuse_denied
 from kiwi_mcp.manifest.check import check
+from kiwi_mcp.manifest.composite import call_faults
 from kiwi_mcp.manifest.files import writing
+from kiwi_mcp.manifest.json_schema import faults
 from kiwi_mcp.manifest.legacy.python_script import SHARED_CODE
 from kiwi_mcp.manifest.program import input_issues
 from kiwi_mcp.manifest.source_file import read_manifest
@@ -110,6 +112,10 @@ def _reference_issues(tool: Tool, catalog: Catalog) -> Sequence[Issue]:
             ]
             return [*absent, *given]
         inheriting(tool, referred)
+        circles = list(circles_in(tool, referred))
+        if "steps" in tool.manifest.config and sheet is not None and not faults(sheet.config, tool.manifest.config):
+            called = {one.ref: one.tool.manifest for one in referred if one.by == tool.identity}
+            return [*absent, *circles, *call_faults(tool.manifest, called)]
     except InvalidManifest as error:
         return error.issues
     return absent

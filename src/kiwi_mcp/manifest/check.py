@@ -18,6 +18,7 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, 
 from kiwi_mcp.domain.mcp import TaskUse
 from kiwi_mcp.domain.names import Range, Version, is_namespace, is_safe_path, is_tool_id
 from kiwi_mcp.domain.patterns import lazy_pattern
+from kiwi_mcp.manifest.composite import composite_faults
 from kiwi_mcp.manifest.directive import limit_faults
 from kiwi_mcp.manifest.document import line_of
 from kiwi_mcp.manifest.formats import Requirement, formats_for
@@ -306,6 +307,8 @@ def _of_type(subject: _Subject) -> Iterator[Issue]:
         yield from hook_faults(subject.manifest.config.get("hooks"))
     if "providers" in sheet.words:
         yield from provider_issues(subject.manifest.config)
+    if "steps" in sheet.words and not faults(sheet.config, subject.manifest.config):
+        yield from composite_faults(subject.manifest)
     yield from _template_faults(subject.manifest, sheet)
     if subject.with_files:
         yield from _file_faults(subject, sheet)

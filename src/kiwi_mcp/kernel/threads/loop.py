@@ -7,23 +7,22 @@ failure of a call is a result for the model. What a call may do is decided by th
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 
 from msgspec import to_builtins
 
-from kiwi_mcp.domain.errors import ApprovalRequired, KiwiError, LeaseLost, Unavailable
-from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
-from kiwi_mcp.domain.messages import TextPart, ToolCallPart, ToolDefinition, ToolResultPart
+from kiwi_mcp.domain.errors import KiwiError, LeaseLost
+from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.messages import TextPart, ToolCallPart
 from kiwi_mcp.domain.threads import NewEvent, ThreadChanges, WaitReason
 from kiwi_mcp.drivers.llm.provider import worst_case_micros
+from kiwi_mcp.kernel.threads.calls import make_call, result_event
 from kiwi_mcp.kernel.threads.code import next_segment
 from kiwi_mcp.kernel.threads.compaction import make_room
+from kiwi_mcp.kernel.threads.composite import advance_steps
 from kiwi_mcp.kernel.threads.hooks import hook_action, pass_hooks
 from kiwi_mcp.kernel.threads.limits import at_limit, exceeded
 from kiwi_mcp.kernel.threads.model import ModelRefused, ask_model
-from kiwi_mcp.kernel.threads.results import ResultStatus, failed_result, is_waiting, result_of_answer
-from kiwi_mcp.kernel.threads.start import with_properties
+from kiwi_mcp.kernel.threads.results import failed_result
 from kiwi_mcp.kernel.threads.steps import (
     NEXT,
     Step,
@@ -35,9 +34,8 @@ from kiwi_mcp.kernel.threads.steps import (
     wait_for,
     wait_for_message,
 )
-from kiwi_mcp.kernel.threads.unknown import STOPPED_BY_OWNER, Stopped, settle_call
+from kiwi_mcp.kernel.threads.unknown import STOPPED_BY_OWNER, Stopped
 from kiwi_mcp.kernel.threads.work import CONTINUE, START, ThreadWork
-from kiwi_mcp.kernel.verb import Answer
 from kiwi_mcp.manifest.hooks import HookEvent
 
 AT_ONCE = 8
@@ -50,18 +48,25 @@ _PRICE = "The price of the model is not known, so its limit for money cannot be 
 _STOPPED = "The user stopped the turn before this call had a result."
 _TURN_ENDS = ("end", "calls", "length", "refusal", "filtered")
 _REPEATED, _TWO_TURNS = 3, 4
-_NAME_LENGTH = 64
 
 
 async def advance(work: ThreadWork) -> Step:
-    """Do the next step: obey a command, finish calls, end, or ask the model."""
-    state, thread = work.state, work.thread
+    """Do the next step: obey a command, else what the model or the steps of a composite lead to."""
+    thread = work.thread
     if thread.command == "cancel":
         return await end(work, "cancelled", "cancelled", message="It was cancelled.")
     if thread.command == "pause":
         return await pause(work)
     if not thread.usage.turns and (step := await unless_permitted(work)):
         return step
+    if work.state.progress is not None:
+        return await advance_steps(work, work.state.progress)
+    return await advance_model(work)
+
+
+async def advance_model(work: ThreadWork) -> Step:
+    """Finish the calls of the model, end, or ask it."""
+    state, thread = work.state, work.thread
     if state.returned is not None and not state.has_unsent:
         step = await pass_hooks(work, "directive_return", "after_step", "after_complete")
         return step or await complete(work, state.returned)
@@ -164,7 +169,7 @@ async def stop_turn(work: ThreadWork) -> Wait:
     calls, text = [*work.state.pending.values()], "".join(work.streamed)
     parts: list[Json] = [to_builtins(TextPart(text))] if text else []
     reply: JsonObject = {"parts": parts, "stop": "end", "model": work.thread.model, "is_stopped": True}
-    results = [_result(call, "error", failed_result(call, _STOPPED)) for call in calls]
+    results = [result_event(call, "error", failed_result(call, _STOPPED)) for call in calls]
     made = ThreadChanges(turns=1 if text else 0, tool_calls=len(calls))
     return await wait_for(work, "message", *([NewEvent("model", reply)] if text else []), *results, made=made)
 
@@ -178,9 +183,14 @@ async def make_calls(work: ThreadWork) -> Step:
     if is_looping and (step := await unless_continued(work, key, "loop", _LOOP, limit="loop")):
         return step
     gate = asyncio.Semaphore(AT_ONCE)
+
+    async def make(call: ToolCallPart) -> WaitReason | Stopped:
+        async with gate:
+            return await make_call(work, call)
+
     try:
         async with asyncio.timeout(max(0.0, work.thread.limits.seconds - work.seconds())):
-            waits = await asyncio.gather(*(_make_call(work, call, gate) for call in calls[:left]))
+            waits = await asyncio.gather(*map(make, calls[:left]))
     except TimeoutError:
         await work.sync()
         return await at_limit(work, "duration")
@@ -190,88 +200,6 @@ async def make_calls(work: ThreadWork) -> Step:
         if reason:
             return await wait_for(work, reason)
     return await at_limit(work, "tool_calls") if left < len(calls) else NEXT
-
-
-async def _make_call(work: ThreadWork, call: ToolCallPart, gate: asyncio.Semaphore) -> WaitReason | Stopped:
-    """Make one call and append its result; return what it waits for, if it does."""
-    request = request_of(work, call)
-    if isinstance(request, ToolResultPart):
-        await _note(work, call, "invalid_input" if call.name in work.targets else "not_found", request)
-        return ""
-    verb, payload = request
-    if (settled := await settle_call(work, call, payload)) is not None:
-        if isinstance(settled, str):
-            return settled
-        await _note(work, call, *settled)
-        return ""
-    try:
-        async with gate, work.changing_files(payload):
-            answer = await work.services.dispatch(verb, payload, work.caller(call))
-    except Unavailable as busy:
-        await _note(work, call, "unavailable", failed_result(call, busy.message))
-        return ""
-    if is_waiting(answer):
-        return await _wait(work, call, answer)
-    await work.sync()
-    if call.id in work.state.pending:  # the record of a run has noted its result already
-        status, part = result_of_answer(call, answer)
-        loaded = loaded_tool(work, answer.content) if verb == "load" and status == "ok" else ()
-        await _note(work, call, status, part, *loaded)
-    return ""
-
-
-def loaded_tool(work: ThreadWork, content: JsonObject) -> tuple[NewEvent, ...]:
-    """Return the event that adds a definition to further requests, for a provider whose list of tools grows."""
-    identity, metadata = as_text(content.get("identity")), as_object(content.get("metadata"))
-    is_callable = bool(content.get("chain")) and content.get("permitted") is not False
-    if work.choice.tools_mode != "grow" or not is_callable or identity in work.targets.values():
-        return ()
-    name = base = re.sub(r"[^A-Za-z0-9_-]", "_", as_text(content.get("name")) or "tool")[:_NAME_LENGTH]
-    number = 1
-    while name in work.targets:
-        number += 1
-        name = f"{base[: _NAME_LENGTH - 4]}_{number}"
-    text = as_text(metadata.get("description")) or name
-    tool = ToolDefinition(name, text, with_properties(as_object(content.get("parameters"))))
-    return (NewEvent("loaded", {"tool": to_builtins(tool), "identity": identity}),)
-
-
-async def _wait(work: ThreadWork, call: ToolCallPart, answer: Answer) -> WaitReason:
-    error = answer.error
-    if isinstance(error, ApprovalRequired):
-        approval = as_text(error.details.get("approval_id"))
-        await work.append(NewEvent("asked", {"waits_for": "approval", "call_id": call.id, "approval_id": approval}))
-        return "approval"
-    await work.sync()  # a call of `wait` has noted when it ends
-    return "child" if as_text(answer.content.get("waits_for")) == "child" else "question"
-
-
-def request_of(work: ThreadWork, call: ToolCallPart) -> tuple[str, JsonObject] | ToolResultPart:
-    """Return the verb and the payload of a call, or the result that says why it cannot be made."""
-    try:
-        arguments = json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError) as error:
-        return failed_result(call, f"Invalid input: the arguments are not JSON ({error}). Send a JSON object.")
-    if not isinstance(arguments, dict):
-        return failed_result(call, "Invalid input: the arguments are not a JSON object.")
-    identity = work.targets.get(call.name)
-    if identity is None:
-        known = ", ".join(work.targets)
-        return failed_result(call, f"No tool is named {call.name!r}. Tools: {known}. `search` finds others.")
-    project: JsonObject = {"project_path": work.thread.project} if work.thread.project else {}
-    if identity:
-        return "execute", {"item_id": identity, "parameters": arguments, **project}
-    return call.name, {**arguments, **(project if call.name != "help" else {})}
-
-
-async def _note(
-    work: ThreadWork, call: ToolCallPart, status: ResultStatus, part: ToolResultPart, *more: NewEvent
-) -> None:
-    await work.append(_result(call, status, part), *more, changes=ThreadChanges(tool_calls=1))
-
-
-def _result(call: ToolCallPart, status: ResultStatus, part: ToolResultPart) -> NewEvent:
-    return NewEvent("result", {"status": status, "call_id": call.id, "part": to_builtins(part)})
 
 
 def is_repeating(calls: list[str]) -> bool:

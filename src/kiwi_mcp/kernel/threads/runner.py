@@ -225,9 +225,7 @@ class ThreadRunner:
             self._replies[child.id] = recorded.child(child.item)
             child = replace(child, status="paused")  # so that no other process takes it
         first, spawned = first_events(child, start, key)
-        _, made = await self.stores.do(
-            lambda: threads.spawn(parent, child, first, spawned, is_counted=not start.is_program)
-        )
+        _, made = await self.stores.do(lambda: threads.spawn(parent, child, first, spawned, is_counted=start.has_model))
         if made.is_detached and recorded is None:
             wake.start_worker(self._services.user)  # this process may end before it does
         else:
@@ -514,14 +512,16 @@ async def _end_cancelled(work: ThreadWork) -> Step:
 
 
 def waiting_approvals(events: Sequence[ThreadEvent]) -> list[str]:
-    """Return the approvals that calls of a thread wait for, since its last reply."""
-    found: dict[str, None] = {}
+    """Return the approvals that calls of a thread without a result wait for, since its last reply."""
+    found: dict[str, str] = {}
     for event in events:
         if event.kind == "model":
             found.clear()
+        elif event.kind == "result":
+            found.pop(as_text(as_object(event.body.get("part")).get("id")), None)
         elif event.kind == "asked" and (approval := as_text(event.body.get("approval_id"))):
-            found[approval] = None
-    return [*found]
+            found[as_text(event.body.get("call_id"))] = approval
+    return [*found.values()]
 
 
 def waited_children(calls: Iterable[ToolCallPart]) -> set[str]:

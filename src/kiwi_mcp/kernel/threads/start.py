@@ -17,20 +17,22 @@ from kiwi_mcp.catalog.references import loader, text_item
 from kiwi_mcp.domain.calls import STRANGER, Caller, Principal, Served
 from kiwi_mcp.domain.errors import (
     InvalidArguments,
+    InvalidManifest,
     InvalidRequest,
     NotCallable,
     NotFound,
     PolicyDenied,
 )
-from kiwi_mcp.domain.grants import Deny, Grant, ResourceKind, Rules
+from kiwi_mcp.domain.grants import LEFT_TO_OTHERS, Deny, Grant, ResourceKind, Rules
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain
-from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
 from kiwi_mcp.domain.messages import ToolDefinition
 from kiwi_mcp.domain.registry import Actor
 from kiwi_mcp.domain.safe_text import escape_controls
 from kiwi_mcp.domain.threads import NewEvent, Thread, ThreadLimits
 from kiwi_mcp.domain.times import now_ms
+from kiwi_mcp.drivers.composite import step_items
 from kiwi_mcp.drivers.llm.provider import ModelChoice, choose_model
 from kiwi_mcp.kernel.context import Context, VerbContext
 from kiwi_mcp.kernel.permission import ItemVisibility
@@ -38,11 +40,13 @@ from kiwi_mcp.kernel.provenance import Provenances
 from kiwi_mcp.kernel.settings import environment
 from kiwi_mcp.kernel.threads.providers import only_provider
 from kiwi_mcp.kernel.threads.skills import SkillUse, loaded_skills
-from kiwi_mcp.kernel.threads.state import PromptStart
+from kiwi_mcp.kernel.threads.state import CompositeStart, PromptStart
 from kiwi_mcp.kernel.tool_names import description_of
 from kiwi_mcp.kernel.verbs import BY_NAME
+from kiwi_mcp.manifest.composite import checked_composite
 from kiwi_mcp.manifest.hooks import Hook
 from kiwi_mcp.manifest.names import did_you_mean
+from kiwi_mcp.manifest.parameters import accept
 from kiwi_mcp.manifest.permissions import spawn_name
 from kiwi_mcp.manifest.program import (
     DirectiveLimits,
@@ -79,6 +83,8 @@ _LIMITS = {"turns": "turns", "tokens": "tokens", "spend": "spend", "seconds": "s
            "tool_calls": "tool_calls", "children": "children", "threads": "threads",
            "answer_seconds": "answer_seconds"}  # fmt: skip
 _LONGEST_ANSWER = 90 * 86_400
+_MOST_STEP_CALLS = 10_000
+"""How many calls the steps of a composite make at most."""
 _SYSTEM = """You are an agent that carries out one task with tools. Work until it is done, then end.
 Your tools: `search` finds items by what they do, `load` shows one with its parameters, `execute` runs it, `help` \
 explains Kiwi. `ask` puts a question to the owner, `spawn` and `wait` start child threads and collect their results. \
@@ -141,6 +147,8 @@ def new_thread(request: StartRequest, context: Context) -> tuple[Thread, PromptS
     """Return a thread that has not started, and what its requests begin with; refuse what could not run."""
     catalog, parent = context.catalog, request.parent
     chain = catalog.resolve(request.item)
+    if chain.tool.manifest.config.get("steps"):
+        return new_composite(request, chain, context)
     program = program_of(chain, typed_inputs(chain.tool.manifest.parameters, request.inputs))
     if not request.is_hook:
         refuse_spawn(parent, chain)
@@ -157,7 +165,7 @@ def new_thread(request: StartRequest, context: Context) -> tuple[Thread, PromptS
         digest=program_digest(chain),
         starter=starter_name(context),
         project=str(space.project) if space.project_ai.is_dir() else "",
-        limits=limits_of(program, request),
+        limits=limits_of(program.limits, request),
         created_at=now,
         parent_id=parent.id if parent else "",
         rights={
@@ -180,6 +188,56 @@ def new_thread(request: StartRequest, context: Context) -> tuple[Thread, PromptS
         skills=tuple(use for use, _ in skills),
         hooks=(*request.hooks, *start.hooks),
     )
+
+
+def new_composite(request: StartRequest, chain: Chain, context: Context) -> tuple[Thread, PromptStart]:
+    """Return a thread that follows the steps of a composite, and what it starts with. It may call their items alone."""
+    if chain.faults:
+        raise InvalidManifest(chain.tool.id, chain.faults)
+    manifest, parent, space, now = chain.tool.manifest, request.parent, context.space, now_ms()
+    composite, items = checked_composite(manifest), step_items(chain)
+    inputs = accept(chain.tool.id, manifest.parameters, typed_inputs(manifest.parameters, request.inputs))
+    # What its steps may pass on to threads is what its caller may use: a composite is no way to use a delegated right.
+    above = grants_of(parent) if parent else ()
+    called = dict.fromkeys(one.tool.identity for one in chain.references)  # also by composites that it calls
+    own = Grant(
+        items=Rules(tuple(called)),
+        verbs=Rules(("execute.run", "thread.start")),
+        read=LEFT_TO_OTHERS,
+        write=LEFT_TO_OTHERS,
+        name=f"the composite {chain.tool.id}",
+    )
+    has_model = any(one.tool.manifest.result_kind == "instructions" for one in chain.references)
+    limits = DirectiveLimits(
+        duration=composite.timeout,
+        tool_calls=_MOST_STEP_CALLS,
+        spend=None if has_model else 0,
+        tokens=None if has_model else 0,
+    )
+    thread = Thread(
+        id=new_run(now)[0],
+        kind="thread",
+        item=chain.tool.identity,
+        directive=chain.tool.id,
+        digest=program_digest(chain),
+        starter=starter_name(context),
+        project=str(space.project) if space.project_ai.is_dir() else "",
+        limits=limits_of(limits, request),
+        created_at=now,
+        parent_id=parent.id if parent else "",
+        rights={
+            "grants": to_builtins((*above, own)),
+            "delegates": to_builtins(above),
+            **starter_rights(parent, context),
+        },
+        inputs=inputs,
+        queue=parent.queue if parent else request.queue,
+        priority=parent.priority if parent else request.priority,
+    )
+    shown = [f"{one.id}: {one.tool or 'ask the owner'} {compact(one.parameters)}" for one in composite.steps]
+    declared = tuple(as_object(manifest.parameters.get("properties")))
+    started = CompositeStart(manifest.config, inputs, declared)
+    return thread, PromptStart("", "\n".join(shown), (), items, "", "", composite=started)
 
 
 def _choice(provider: Chain, model: str, tier: str, *, fallback: str) -> ModelChoice:
@@ -242,7 +300,10 @@ def starter_of(thread: Thread, channel: Caller) -> Caller:
 
 def unsigned_items(chain: Chain, provenance: Provenances) -> tuple[str, ...]:
     """Return the items of a program that the owner neither wrote nor signed, nor a known publisher."""
-    tools = (chain.tool, *(one.tool for one in chain.references))
+    named = [one.tool for one in chain.references]
+    if chain.tool.manifest.config.get("steps"):  # what its steps call passes every gate by itself
+        named = [tool for tool in named if tool.manifest.config.get("steps")]
+    tools = (chain.tool, *named)
     return tuple(tool.identity for tool in tools if provenance.of(tool) in _UNSIGNED)
 
 
@@ -339,10 +400,10 @@ def refuse_spawn(parent: Thread | None, chain: Chain) -> None:
             )
 
 
-def limits_of(program: DirectiveProgram, request: StartRequest) -> ThreadLimits:
+def limits_of(declared: DirectiveLimits, request: StartRequest) -> ThreadLimits:
     """Return the limits: those of the directive, or the defaults, narrowed by the caller and by the parent's rest."""
     base = _CONVERSATION if request.is_conversation else ThreadLimits()
-    return within_parent(narrowed(declared_limits(program.limits, base), request.limits), request)
+    return within_parent(narrowed(declared_limits(declared, base), request.limits), request)
 
 
 def within_parent(limits: ThreadLimits, request: StartRequest) -> ThreadLimits:

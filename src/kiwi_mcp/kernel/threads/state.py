@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
 from kiwi_mcp.domain.messages import (
     Message,
     MessagePart,
@@ -19,7 +20,9 @@ from kiwi_mcp.domain.messages import (
     ToolResultPart,
 )
 from kiwi_mcp.domain.threads import ThreadEvent
+from kiwi_mcp.drivers.composite import CallEnd, CompositeProgress, StepBegin
 from kiwi_mcp.kernel.threads.skills import SkillUse
+from kiwi_mcp.manifest.composite import read_composite
 from kiwi_mcp.manifest.hooks import Hook, HookAction
 
 LEAST_GAIN = 0.3
@@ -28,6 +31,14 @@ _KEPT_TURNS = 2
 _REMEMBERED = 4
 _SUMMARY = "Summary of what was done before, made to save space:\n\n"
 UNFINISHED = "No result: the call was not finished."
+
+
+class CompositeStart(Struct, frozen=True):
+    """The config of a composite, its inputs and the names of its parameters."""
+
+    config: JsonObject
+    inputs: JsonObject
+    declared: tuple[str, ...] = ()
 
 
 class PromptStart(Struct, frozen=True):
@@ -53,6 +64,13 @@ class PromptStart(Struct, frozen=True):
     """The hooks of the directive; `before_step` hooks of its parents stand before its own."""
     is_program: bool = False
     """Whether `first` is a program of code mode, and `system` has the stubs of its items."""
+    composite: CompositeStart | None = None
+    """The steps that are followed instead of a model, where the thread runs a composite."""
+
+    @property
+    def has_model(self) -> bool:
+        """Whether a model decides what the thread does next."""
+        return not self.is_program and self.composite is None
 
 
 class BegunCall(Struct, frozen=True):
@@ -75,6 +93,8 @@ class ThreadState(Struct):
     """What the next step depends on. `fold` adds one event; nothing else changes it."""
 
     start: PromptStart | None = None
+    progress: CompositeProgress | None = None
+    """The steps of a composite; None in a thread whose next step a model decides."""
     messages: list[Message] = field(default_factory=list)
     pending: dict[str, ToolCallPart] = field(default_factory=dict)
     """The calls of the last reply that have no result yet, by id, in the model's order."""
@@ -151,9 +171,7 @@ class ThreadState(Struct):
         self.seq, self.last_at, self.is_idle = event.seq, event.at, event.kind == "asked"
         match event.kind:
             case "prompt":
-                self.start = msgspec.convert(body, PromptStart)
-                self.skills += self.start.skills
-                self._add(Message("user", (TextPart(self.start.first),)))
+                self._fold_start(msgspec.convert(body, PromptStart))
             case "model":
                 self._fold_model(event)
             case "began":
@@ -162,7 +180,7 @@ class ThreadState(Struct):
                 attempts = self.began[call_id].attempts + 1 if call_id in self.began else 1
                 self.began[call_id] = BegunCall(as_text(body.get("run_id")), effect, attempts)
             case "result":
-                self._fold_result(msgspec.convert(as_object(body.get("part")), ToolResultPart), body)
+                self._fold_result(msgspec.convert(as_object(body.get("part")), ToolResultPart), event)
             case "injected":
                 self.stop = ""
                 self.nudges += 1 if body.get("is_nudge") else 0
@@ -187,6 +205,8 @@ class ThreadState(Struct):
         match event.kind:
             case "skill":
                 self.skills.append(msgspec.convert(body, SkillUse))
+            case "step":
+                self._fold_step(msgspec.convert(body, StepBegin))
             case "switched":
                 assert self.start is not None  # noqa: S101 - it follows `prompt`
                 provider, model = as_text(body.get("provider")), as_text(body.get("model"))
@@ -248,21 +268,58 @@ class ThreadState(Struct):
             self.stop = ""
             self._say(text)
 
-    def _fold_result(self, result: ToolResultPart, body: JsonObject) -> None:
-        if result.id not in self.pending:
+    def _fold_start(self, start: PromptStart) -> None:
+        self.start = start
+        self.skills += start.skills
+        self._add(Message("user", (TextPart(start.first),)))
+        if made := start.composite:
+            self.progress = CompositeProgress(read_composite(made.config), made.inputs, made.declared)
+
+    def _fold_result(self, result: ToolResultPart, event: ThreadEvent) -> None:
+        if (call := self.pending.pop(result.id, None)) is None:
             return  # a late result of a call that has one
-        del self.pending[result.id]
+        if self.progress is not None:
+            self._fold_step_result(self.progress, call, result, event)
+            return
         self.until.pop(result.id, None)
         self.results[result.id] = result
         self.compactions = 0
         if result.is_error:
-            self.failed_calls.append(FailedCall(result.name, as_text(body.get("status")), result.content))
+            self.failed_calls.append(FailedCall(result.name, as_text(event.body.get("status")), result.content))
         if not self.pending:
             self.stop = ""
             self._add(Message("tool", tuple(self.results[call_id] for call_id in self.order)))
             for text in self.later:
                 self._add(Message("user", (TextPart(text),)))
             self.later.clear()
+
+    def _fold_step(self, begun: StepBegin) -> None:
+        assert self.progress is not None  # noqa: S101 - it follows `prompt`
+        self.progress.begin(begun)
+        name = self.progress.steps[begun.id].tool
+        self.pending |= {one.id: ToolCallPart(one.id, name, compact(one.parameters)) for one in begun.calls}
+
+    def _fold_step_result(
+        self, progress: CompositeProgress, call: ToolCallPart, result: ToolResultPart, event: ThreadEvent
+    ) -> None:
+        body, status = event.body, as_text(event.body.get("status"))
+        value = body["value"] if "value" in body else _value(result.content) if status == "ok" else None
+        message = _message(result.content) if result.is_error else ""
+        run_id = as_text(body.get("run_id"))
+        self.began.pop(result.id, None)
+        self.approvals.pop(result.id, None)
+        end = CallEnd(not result.is_error, None if result.is_error else value, status, message, run_id)
+        if not progress.end_call(result.id, end, event.at):
+            self.pending[result.id] = replace(call, opaque=str(event.seq))
+
+    def is_open(self, call: ToolCallPart) -> bool:
+        """Whether this attempt of a call has no result yet."""
+        pending = self.pending.get(call.id)
+        return pending is not None and pending.opaque == call.opaque
+
+    def key_of(self, call_id: str) -> str:
+        """Return the key of a call in its thread; it is the same whenever the call is made again."""
+        return call_id if self.progress is not None else f"{self.model_seq}.{self.order.index(call_id)}"
 
     def _fold_compaction(self, summary: str) -> None:
         pinned, _, tail = self.split()
@@ -320,6 +377,20 @@ def rebuild(events: Iterable[ThreadEvent]) -> ThreadState:
     for event in events:
         state.fold(event)
     return state
+
+
+def _value(content: str) -> Json:
+    try:
+        found: Json = json.loads(content)
+    except (ValueError, RecursionError):
+        return content
+    return found
+
+
+def _message(content: str) -> str:
+    """Return what a failure says: a text, or an object with a message and a suggestion."""
+    said = as_object(_value(content))
+    return " ".join(filter(None, (as_text(said.get("message")), as_text(said.get("suggestion"))))) or content
 
 
 def _size(message: Message) -> int:

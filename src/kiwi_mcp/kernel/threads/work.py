@@ -168,8 +168,8 @@ class ThreadWork:
         if self.thread.is_tainted:
             self.services.tainted_callers.add(self.thread.id)
         self.path = await self.stores.do(partial(self.stores.path_of, self.thread))
-        if self.start.is_program:
-            return  # no model
+        if not self.start.has_model:
+            return
         self.provider = self.catalog.resolve(self.start.provider)
         self.choice = choose_model(self.provider, tier=self.start.tier, model=self.start.model)
         self.conversation = Conversation(self.choice)
@@ -194,7 +194,7 @@ class ThreadWork:
     def caller(self, call: ToolCallPart) -> Caller:
         """Return the caller of one call of this thread."""
         own, begun = self.own_caller(), self.state.began.get(call.id)
-        key = f"{self.thread.id}/{self.state.model_seq}.{self.state.order.index(call.id)}"
+        key = f"{self.thread.id}/{self.state.key_of(call.id)}"
         origin = replace(own.origin, key=key, repeats=begun.run_id if begun else "")
         return replace(own, origin=origin, journal=_CallNotes(self, call))
 
@@ -437,6 +437,8 @@ class _CallNotes:
         found = value_of_run(self._call, outcome) if self._work.start.is_program else None
         status, part = found or result_of_run(self._call, outcome, response)
         body: JsonObject = {"status": status, "run_id": run_id, "part": to_builtins(part)}
+        if self._work.state.progress is not None and outcome.is_success:
+            body = {**body, "value": outcome.result}  # whole, and of its own type
         self._append(transaction, NewEvent("result", body), ThreadChanges(tool_calls=1))
 
     def _append(self, transaction: object, event: NewEvent, changes: ThreadChanges | None = None) -> None:

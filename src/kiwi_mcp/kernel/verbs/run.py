@@ -11,14 +11,15 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import Call
-from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, compact
+from kiwi_mcp.domain.errors import KiwiError
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
 from kiwi_mcp.domain.outcome import Status
 from kiwi_mcp.kernel.approvals import ApprovalGate
 from kiwi_mcp.kernel.checkpoints.checkpoint import OFFER
 from kiwi_mcp.kernel.context import Context, VerbContext
 from kiwi_mcp.kernel.mcp_servers import McpServers
 from kiwi_mcp.kernel.permission import ItemVisibility
-from kiwi_mcp.kernel.pipeline import callable_chain, plan_call
+from kiwi_mcp.kernel.pipeline import callable_chain, plan_call, prepare
 from kiwi_mcp.kernel.pipeline import run as run_call
 from kiwi_mcp.kernel.recorder import Run
 from kiwi_mcp.kernel.verb import (
@@ -127,6 +128,8 @@ class CallResponse(Response, frozen=True, kw_only=True):
     logs: PrintedLogs = PrintedLogs()
     plan: AnyJson = None
     plan_digest: str = ""
+    steps: AnyJson = None
+    """Of a composite: how each step ended, or with `dry_run` the plan of each."""
     thread_id: str = ""
     """The thread that executed the item, with `usage` and `finish_reason`."""
 
@@ -137,7 +140,7 @@ def _view(response: CallResponse) -> Iterator[ViewItem]:
         if printed:
             yield Notice(printed)
     if response.status == "planned":
-        yield JsonData(response.plan)
+        yield JsonData(response.plan if response.steps is None else {"plan": response.plan, "steps": response.steps})
         return
     if response.status in _UNFINISHED:
         yield Notice(f"thread {response.thread_id}: {response.status}")
@@ -247,9 +250,33 @@ async def _plan(request: RunRequest, context: Context) -> Answer:
             "plan": planned.plan.to_json(),
             "plan_digest": planned.digest,
             "approval": await asyncio.to_thread(gate.preview, planned),
+            **({"steps": _planned_steps(planned, context)} if "steps" in planned.plan.facts else {}),
             **({"warnings": list(planned.warnings)} if planned.warnings else {}),
         }
     )
+
+
+def _planned_steps(planned: Run, context: Context) -> list[Json]:
+    """Return the steps of a composite, each with its own plan if its parameters are known before it runs."""
+    found: list[Json] = []
+    for step in map(as_object, as_list(planned.plan.facts["steps"])):
+        identity, known = as_text(step.get("identity")), step.get("inputs")
+        call = Call(identity, planned.call.space, as_object(known))
+        found.append({**step, **(_planned_step(call, context, is_known=known is not None) if identity else {})})
+    return found
+
+
+def _planned_step(call: Call, context: Context, *, is_known: bool) -> JsonObject:
+    try:
+        if not is_known:  # the item is judged without parameters
+            chain = callable_chain(call, context)
+            prepare(chain, context.services.drivers.of(chain, tuple), call, context)
+            return {}
+        planned = plan_call(call, context)
+        inner: JsonObject = {"steps": _planned_steps(planned, context)} if "steps" in planned.plan.facts else {}
+        return {"plan": planned.plan.to_json(), "approval": ApprovalGate(context).preview(planned), **inner}
+    except KiwiError as error:
+        return {"refused": {"code": error.code, "message": error.message, "suggestion": error.suggestion}}
 
 
 def _answer(run: Run, request: RunRequest, context: Context) -> Answer:

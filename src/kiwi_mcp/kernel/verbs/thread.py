@@ -42,6 +42,7 @@ from kiwi_mcp.kernel.threads.start import (
     lowered_limits,
     starter_name,
     switched_model,
+    typed_inputs,
 )
 from kiwi_mcp.kernel.threads.transcript import redactor_for, transcript_lines, transcript_path
 from kiwi_mcp.kernel.threads.wake import start_worker
@@ -604,7 +605,8 @@ async def answer_question(request: ThreadAnswerRequest, context: VerbContext) ->
     stores = _stores(context)
     by = context.services.store.actor.name
     question = await stores.do(partial(_asked, stores, request.question_id))
-    if issues := tuple(faults(question.schema, request.answer)):
+    given = typed_inputs({"properties": {"answer": question.schema}}, {"answer": request.answer})["answer"]
+    if issues := tuple(faults(question.schema, given)):
         choices = " or ".join(f"`{text_of(one)}`" for one in as_list(question.schema.get("enum")))
         raise InvalidRequest(
             f"{request.answer!r:.80} is no answer to this question.",
@@ -614,7 +616,7 @@ async def answer_question(request: ThreadAnswerRequest, context: VerbContext) ->
         raise InvalidRequest(
             f"This question is {question.status}.", suggestion=f"`kiwi thread show {question.thread_id}` shows it."
         )
-    answered = await stores.do(lambda: stores.questions.answer(question.id, request.answer, by, now_ms()))
+    answered = await stores.do(lambda: stores.questions.answer(question.id, given, by, now_ms()))
     thread = await stores.do(partial(stores.threads.get, answered.thread_id))
     return await _continue(thread, context, is_waiting=request.wait)
 

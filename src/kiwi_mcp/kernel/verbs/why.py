@@ -16,6 +16,7 @@ from kiwi_mcp.domain.grants import ALL, Allow, Deny, ResourceKind, Rights, Verdi
 from kiwi_mcp.domain.items import Chain, Needs, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.plan import HttpSpec, Plan
+from kiwi_mcp.drivers.composite import step_items
 from kiwi_mcp.drivers.sandboxed import check_level
 from kiwi_mcp.kernel.approvals import ApprovalGate
 from kiwi_mcp.kernel.context import Context, VerbContext
@@ -35,6 +36,7 @@ from kiwi_mcp.kernel.recorder import Run
 from kiwi_mcp.kernel.verb import ANYONE, Answer, AnyJson, Argument, Response, verb
 from kiwi_mcp.kernel.verbs.run import CallRequest, Parameters
 from kiwi_mcp.kernel.view import Data, ViewItem
+from kiwi_mcp.manifest.composite import read_composite
 from kiwi_mcp.manifest.templates import defaulted, variables
 from kiwi_mcp.policy.authorize import use_verdicts, verify
 from kiwi_mcp.policy.isolation import IsolationDecision, change_of, with_remedy
@@ -129,6 +131,17 @@ class ChainLink(Struct, frozen=True):
     signer: str = ""
 
 
+class StepChain(Struct, frozen=True):
+    """A step of a composite: what it waits for, the chain of what it calls, and why it may not, if it may not."""
+
+    id: str
+    needs: tuple[str, ...] = ()
+    ask: str = ""
+    chain: tuple[ChainLink, ...] = ()
+    refused: str = ""
+    steps: tuple[StepChain, ...] = ()
+
+
 class RuleStep(Struct, frozen=True):
     """The rule of one grant about a resource."""
 
@@ -191,6 +204,8 @@ class WhyResponse(Response, frozen=True, kw_only=True):
     isolation: IsolationNote | None = None
     chain: tuple[ChainLink | str, ...] = ()
     """Names alone if the chain does not resolve."""
+    steps: tuple[StepChain, ...] = ()
+    """Of a composite: the chain of each step."""
     variables: dict[str, str | None] = field(default_factory=dict)
     needs: AnyJson = None
     rights: tuple[ResourceRight, ...] = ()
@@ -211,6 +226,8 @@ def _view(response: WhyResponse) -> Iterator[ViewItem]:
         yield Data(
             f"{branch}{link.tool_id} {link.version}  {link.tool_type}  {signed}  {link.digest[:12]}  {link.path}"
         )
+    for line in _tree(response.steps, ""):
+        yield Data(line)
     if response.isolation:
         yield Data(_isolation_text(response.isolation))
         if response.isolation.level in {"sandboxed", "restricted"}:
@@ -235,6 +252,20 @@ def _view(response: WhyResponse) -> Iterator[ViewItem]:
     yield Data("would run: " + ("yes" if response.would_run else "no"))
     for reason in response.reasons:
         yield Data(f"  ✗ {reason.message}\n      fix: {reason.suggestion}")
+
+
+def _tree(steps: Sequence[StepChain], indent: str) -> Iterator[str]:
+    """Yield the lines of the steps of a composite, with the chain of each below it."""
+    for step in steps:
+        is_last = step is steps[-1]
+        needs = f"  after {', '.join(step.needs)}" if step.needs else ""
+        called = [f"{link.tool_id} {link.version}" for link in step.chain]
+        told = ([f"asks: {step.ask}"] if step.ask else []) + ([" → ".join(called)] if called else [])
+        yield f"{indent}{'└─' if is_last else '├─'} {step.id}: {'; '.join(told)}{needs}"
+        below = f"{indent}{'   ' if is_last else '│  '}"
+        if step.refused:
+            yield f"{below}✗ {step.refused}"
+        yield from _tree(step.steps, below)
 
 
 def _isolation_text(note: IsolationNote) -> str:
@@ -318,6 +349,7 @@ class _Question:
             "driver": chain.driver,
             **({"isolation": self._isolation(process.tool)} if process else {}),
             "chain": chain.to_json(),
+            **({"steps": found} if (found := _step_chains(chain, self._context)) else {}),
             "variables": {name: place or None for name, place in self._found.items()},
             "needs": chain.needs.to_json(),
             "rights": rows,
@@ -370,6 +402,27 @@ class _Question:
         if self._call.parameters:
             return reasons
         return [reason for reason in reasons if reason["code"] != InvalidArguments.code]
+
+
+def _step_chains(chain: Chain, context: Context) -> list[JsonObject]:
+    """Return the steps of a composite, each with the chain of what it calls; none of what is no composite."""
+    if "steps" not in chain.tool.manifest.config or chain.faults:
+        return []
+    items, found = step_items(chain), list[JsonObject]()
+    for step in read_composite(chain.tool.manifest.config).steps:
+        shown: JsonObject = {
+            "id": step.id,
+            "needs": list(step.depends_on()),
+            "ask": step.ask.message if step.ask else "",
+        }
+        if step.tool:
+            inner = context.catalog.resolve(items[step.tool])
+            call = Call(inner.tool.identity, context.space)
+            judge = partial(prepare, inner, context.services.drivers.of(inner, tuple), call, context)
+            refused = next((text_of(reason["message"]) for reason in _refusals(judge)), "")
+            shown = {**shown, "chain": inner.to_json(), "refused": refused, "steps": _step_chains(inner, context)}
+        found.append(shown)
+    return found
 
 
 def _variables(chain: Chain) -> tuple[Sequence[str], Sequence[str]]:

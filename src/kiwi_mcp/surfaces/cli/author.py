@@ -41,6 +41,7 @@ _KINDS = {
     "knowledge": "knowledge.md",
     "skill": "skill",
     "thread": "thread.yaml",
+    "composite": "composite.yaml",
 }
 _NEXT_TEXT = "Edit it, then `kiwi run {name}`; `kiwi sign {name}` signs it."
 _NEXT_CODE = "Edit it: `kiwi dev {name}` checks and runs it at every save, and signs it at the key s."
@@ -49,6 +50,8 @@ _NEXT = {
     "skill": "Edit it, then `kiwi sign {name}`: models follow a signed skill, and read an unsigned one as data.",
     "mcp": "`kiwi mcp refresh {name} --yes` starts it and lists its tools; `kiwi mcp accept {name}` lets you use them.",
 }
+_PARTS = {"thread": [("directive", "steps")], "composite": [("bash", "greet")]}
+"""What is made with an item, since it names it."""
 _TEXTS = ("directive", "knowledge", "skill")
 _LOOK = 0.2
 """How often the files of an item are looked at, in seconds."""
@@ -59,7 +62,7 @@ def new(_: CommandRow, options: Options) -> int:
     kinds, name, cli = [kind for kind in _KINDS if options.get(kind)], as_text(options["name"]), CliSession(options)
     if len(kinds) != 1:
         raise UsageError("Say what the new item is.", f"Add one of {', '.join(f'--{kind}' for kind in _KINDS)}.")
-    steps = [("directive", f"{name}_steps")] if kinds == ["thread"] else []
+    steps = [(kind, f"{name}_{word}") for kind, word in _PARTS.get(kinds[0], ())]
     where = {"location": options["location"]} if "location" in options else {}
     for kind, item in (*steps, (kinds[0], name)):
         parameters = {**_content(kind, item), **where}

@@ -66,7 +66,7 @@ class WatchApprovals(Request, frozen=True):
 
 @command("new", run="author.new")
 class NewItem(Request, frozen=True):
-    """Write a new tool, MCP server, directive, knowledge entry, skill or thread that works and explains itself."""
+    """Write a new tool, server, directive, knowledge entry, skill, thread or composite that works as it is."""
 
     name: Annotated[str, Argument("Its name.", "NAME")]
     python: Annotated[bool, Option("A Python function.")] = False
@@ -78,6 +78,7 @@ class NewItem(Request, frozen=True):
     knowledge: Annotated[bool, Option("Text to find and read.")] = False
     skill: Annotated[bool, Option("Instructions that a model loads when it needs them.")] = False
     thread: Annotated[bool, Option("A directive that a model executes apart.")] = False
+    composite: Annotated[bool, Option("Steps that call other items.")] = False
     location: PlaceToWrite = None
 
 
