@@ -24,7 +24,8 @@ EXIT_CODES: Mapping[str, int] = {
 TOKEN_CLASSES = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens")
 EventKind: TypeAlias = Literal[
     "created", "prompt", "model", "model_failed", "began", "result", "asked", "hook_began", "hooked", "injected",
-    "compacted", "loaded", "skill", "spawned", "limit", "step", "resumed", "returned", "switched", "ended",
+    "compacted", "loaded", "skill", "instructions", "spawned", "limit", "step", "resumed", "returned", "switched",
+    "ended",
 ]  # fmt: skip
 
 

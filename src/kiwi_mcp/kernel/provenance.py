@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -75,6 +76,13 @@ class Provenances:
     def of(self, tool: Tool) -> Provenance:
         """Return who wrote one item."""
         return self.authored(Chain((tool,), (TypeTraits(),))).decisive.provenance
+
+    def recorded(self, digest: str) -> Provenance | None:
+        """Return what is recorded about a content; None where nothing is, or the store cannot be read."""
+        with suppress(KiwiError):
+            authors = self._store.authors_if_any()
+            return authors.look_up([digest], "")[0].get(digest) if authors else None
+        return None
 
     def may_instruct(self, tool: Tool) -> bool:
         """Whether a model may follow what an item says: its type gives instructions, and its origin is trusted."""

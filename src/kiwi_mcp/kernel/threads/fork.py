@@ -14,7 +14,9 @@ from kiwi_mcp.kernel.threads.start import narrowed
 from kiwi_mcp.kernel.threads.state import ThreadState, rebuild
 from kiwi_mcp.store.runs import new_run
 
-_COPIED = frozenset({"prompt", "model", "result", "injected", "compacted", "loaded", "skill", "switched"})
+_COPIED = frozenset(
+    {"prompt", "model", "result", "injected", "compacted", "loaded", "skill", "instructions", "switched"}
+)
 """The events that a conversation consists of. Questions, hooks, children and the end stay with the original."""
 _NAMED = 8
 

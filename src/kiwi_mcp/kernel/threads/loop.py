@@ -20,6 +20,7 @@ from kiwi_mcp.kernel.threads.code import next_segment
 from kiwi_mcp.kernel.threads.compaction import make_room
 from kiwi_mcp.kernel.threads.composite import advance_steps
 from kiwi_mcp.kernel.threads.hooks import hook_action, pass_hooks
+from kiwi_mcp.kernel.threads.instructions import changed_texts
 from kiwi_mcp.kernel.threads.limits import at_limit, exceeded
 from kiwi_mcp.kernel.threads.model import ModelRefused, ask_model
 from kiwi_mcp.kernel.threads.results import failed_result
@@ -115,6 +116,7 @@ async def next_turn(work: ThreadWork) -> Step:
     state = work.state
     if limit := exceeded(work):
         return await at_limit(work, limit)
+    await note_changes(work)
     first: tuple[HookEvent, ...] = () if state.model_seq else ("thread_started",)
     if step := await pass_hooks(work, *first, *(("thread_continued",) if state.is_resumed else ()), "before_step"):
         return step
@@ -133,6 +135,14 @@ async def next_turn(work: ThreadWork) -> Step:
     except KiwiError as error:
         return await model_failed(work, error)
     return NEXT
+
+
+async def note_changes(work: ThreadWork) -> None:
+    """Tell the model what was changed in its instructions and loaded skills since it was last asked."""
+    if work.thread.kind == "conversation" and work.replies is None:
+        known = work.state.instructions
+        if found := [*changed_texts(work.catalog, work.services.provenance, known, work.state.skills)]:
+            await work.append(*found)
 
 
 async def model_failed(work: ThreadWork, error: KiwiError) -> Step:

@@ -38,6 +38,7 @@ from kiwi_mcp.kernel.context import Context, VerbContext
 from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.kernel.provenance import Provenances
 from kiwi_mcp.kernel.settings import environment
+from kiwi_mcp.kernel.threads.instructions import instruction_texts
 from kiwi_mcp.kernel.threads.providers import only_provider
 from kiwi_mcp.kernel.threads.skills import SkillUse, loaded_skills
 from kiwi_mcp.kernel.threads.state import CompositeStart, PromptStart
@@ -561,8 +562,11 @@ def prompt_start(
     targets |= {name: f"builtin/kiwi/{name}" for name in own_names}
     named = {*targets} - {*THREAD_TOOLS}
     ending = _TALK if thread.kind == "conversation" else _SAY if schema is None else _RETURN
-    system = "\n\n".join(filter(None, (_SYSTEM, program.system, ending)))
-    first = "\n\n".join(filter(None, (program.before, program.text, program.after)))
+    texts = instruction_texts(context.space, services.provenance)
+    followed = [one.message() for one in texts if one.file.is_accepted]
+    data = [one.message() for one in texts if not one.file.is_accepted]
+    system = "\n\n".join(filter(None, (_SYSTEM, *followed, program.system, ending)))
+    first = "\n\n".join(filter(None, (program.before, program.text, program.after, *data)))
     return PromptStart(
         system=system,
         first=first,
@@ -573,6 +577,7 @@ def prompt_start(
         tier=program.model.tier,
         outputs=program.outputs,
         checkpoint=program.git_checkpoint,
+        instructions=tuple(one.file for one in texts),
         hooks=program.hooks,
     )
 

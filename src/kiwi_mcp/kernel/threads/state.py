@@ -21,6 +21,7 @@ from kiwi_mcp.domain.messages import (
 )
 from kiwi_mcp.domain.threads import ThreadEvent
 from kiwi_mcp.drivers.composite import CallEnd, CompositeProgress, StepBegin
+from kiwi_mcp.kernel.threads.instructions import InstructionFile
 from kiwi_mcp.kernel.threads.skills import SkillUse
 from kiwi_mcp.manifest.composite import read_composite
 from kiwi_mcp.manifest.hooks import Hook, HookAction
@@ -58,6 +59,8 @@ class PromptStart(Struct, frozen=True):
     """The outputs that the directive declares; with some, the thread must end with `return`."""
     checkpoint: str = ""
     """When a call of this thread that changes files gets a checkpoint: `auto` for each, `disabled` for none."""
+    instructions: tuple[InstructionFile, ...] = ()
+    """The files with instructions that its text has, in `system` or as data in `first`."""
     skills: tuple[SkillUse, ...] = ()
     """The skills that its starter chose; their texts are in `first`."""
     hooks: tuple[Hook, ...] = ()
@@ -114,6 +117,8 @@ class ThreadState(Struct):
     """Definitions that were added while the thread ran; only a provider with `tools: grow` has any."""
     loaded_targets: dict[str, str] = field(default_factory=dict)
     """The identity of the item that each of them means."""
+    instructions: tuple[InstructionFile, ...] = ()
+    """The files with instructions as the model knows them."""
     skills: list[SkillUse] = field(default_factory=list)
     """The skills that were loaded, in order; what one of them does not allow stays forbidden."""
     stop: str = ""
@@ -203,8 +208,8 @@ class ThreadState(Struct):
         """Add an event that is no part of the conversation."""
         body = event.body
         match event.kind:
-            case "skill":
-                self.skills.append(msgspec.convert(body, SkillUse))
+            case "skill" | "instructions":
+                self._fold_loaded(event)
             case "step":
                 self._fold_step(msgspec.convert(body, StepBegin))
             case "switched":
@@ -271,9 +276,17 @@ class ThreadState(Struct):
     def _fold_start(self, start: PromptStart) -> None:
         self.start = start
         self.skills += start.skills
+        self.instructions = start.instructions
         self._add(Message("user", (TextPart(start.first),)))
         if made := start.composite:
             self.progress = CompositeProgress(read_composite(made.config), made.inputs, made.declared)
+
+    def _fold_loaded(self, event: ThreadEvent) -> None:
+        """Add a skill that was loaded, or the files with instructions as they are now."""
+        if event.kind == "skill":
+            self.skills.append(msgspec.convert(event.body, SkillUse))
+        else:
+            self.instructions = msgspec.convert(event.body.get("files"), tuple[InstructionFile, ...])
 
     def _fold_result(self, result: ToolResultPart, event: ThreadEvent) -> None:
         if (call := self.pending.pop(result.id, None)) is None:

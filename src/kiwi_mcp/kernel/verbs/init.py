@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
-from kiwi_mcp.domain.errors import ProjectPathInvalid
+from kiwi_mcp.data import FOLDER
+from kiwi_mcp.domain.errors import KiwiError, ProjectPathInvalid
 from kiwi_mcp.kernel.context import VerbContext
+from kiwi_mcp.kernel.threads.instructions import INSTRUCTION_NAMES, instructions_digest
 from kiwi_mcp.kernel.verb import AUTHOR, ProjectRequest, Response, verb
 from kiwi_mcp.manifest.type_specs import load_type_specs
 
 _IGNORED = "# What Kiwi derives or keeps for this machine alone.\noutputs/\nthreads/\n.trash/\n.staging-*/\n.env\n"
+_INSTRUCTIONS = "AGENTS.md"
 
 
 class InitResponse(Response, frozen=True, kw_only=True):
@@ -41,6 +45,8 @@ async def init(request: ProjectRequest, context: VerbContext) -> InitResponse:
             created.append(f".ai/{name}/")
     if ignore_derived(project_ai):
         created.append(".ai/.gitignore")
+    if _write_instructions(project_ai.parent, context):
+        created.append(_INSTRUCTIONS)
     return InitResponse(
         status="created" if created else "present",
         path=str(project_ai),
@@ -48,6 +54,24 @@ async def init(request: ProjectRequest, context: VerbContext) -> InitResponse:
         message=f"The project has its .ai folder ({len(created)} new).",
         next="Put a tool into .ai/tools/, or run `kiwi create`; `kiwi help tool` shows how.",
     )
+
+
+def _write_instructions(project: Path, context: VerbContext) -> bool:
+    """Write an `AGENTS.md` with the commands where there is none; if the owner asked for it, models follow it."""
+    if context.services.user.parent == project or any(os.path.lexists(project / name) for name in INSTRUCTION_NAMES):
+        return False
+    data = (FOLDER / "new" / _INSTRUCTIONS).read_bytes()
+    try:
+        with (project / _INSTRUCTIONS).open("xb") as file:
+            file.write(data)
+    except OSError:  # a folder that only others may write to has its `.ai` folder all the same
+        return False
+    if context.is_owner:
+        with suppress(KiwiError):  # it is asked about at the first thread
+            context.services.provenance.record(
+                [instructions_digest(data)], "owner_written", context.services.store.actor.name, replaces=True
+            )
+    return True
 
 
 def ignore_derived(project_ai: Path) -> bool:

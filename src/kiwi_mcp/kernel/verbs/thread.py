@@ -35,6 +35,7 @@ from kiwi_mcp.domain.times import iso, now_ms
 from kiwi_mcp.kernel.approvals import is_askable
 from kiwi_mcp.kernel.context import Context, VerbContext
 from kiwi_mcp.kernel.threads.fork import fork_of, turn_at
+from kiwi_mcp.kernel.threads.instructions import ask_about_project, decide_instructions, instruction_texts
 from kiwi_mcp.kernel.threads.runner import ThreadRunner, waiting_approvals
 from kiwi_mcp.kernel.threads.skills import loaded_skills
 from kiwi_mcp.kernel.threads.start import (
@@ -240,12 +241,13 @@ async def start(request: ThreadStartRequest, context: VerbContext) -> ThreadResp
         return await start_child(wanted, context, is_waiting=request.wait)
     is_own = request.wait and not request.conversation
     own = services.context(context.caller, catalog)
+    warning = await ask_about_project(own)
     made, question = await runner.create(wanted, own, is_tainted=is_tainted(context), is_own=is_own)
     if is_own and (question is None or await _ask_here(made.id, context)):
         if context.caller.observe is unobserved:
             context.caller.report(Progress(f"thread {made.id}", thread_id=made.id))
         await run_here(made.id, context)
-    warnings = lowered_limits(request.limits, made.limits) or UNSET
+    warnings = [*lowered_limits(request.limits, made.limits), *filter(None, (warning,))] or UNSET
     if question is not None or request.wait or request.conversation:
         response = await shown_thread(made.id, context, AwaitedThread if request.wait else ThreadResponse)
         return replace(response, warnings=warnings)
@@ -739,6 +741,40 @@ async def _free(thread: Thread, context: VerbContext) -> Thread:
         await asyncio.sleep(min(left, _POLL))
         thread = await _own_thread(thread.id, context)
     return thread
+
+
+class ThreadInstructionsRequest(Request, frozen=True, kw_only=True):
+    """Whether to accept the instructions of a project."""
+
+    accept: Annotated[bool, Option("Let models follow the file of this project, exactly as it is now.")] = False
+    refuse: Annotated[bool, Option("Send the file of this project as data, and do not ask again.")] = False
+    project_path: LongText | None = None
+
+
+class ThreadInstructionsResponse(Response, frozen=True, kw_only=True):
+    """The files with instructions for threads, the weakest first."""
+
+    files: list[AnyJson]
+
+
+def _instructions_view(response: ThreadInstructionsResponse) -> Iterator[ViewItem]:
+    for one in map(as_object, response.files):
+        kind = "instructions" if one["is_accepted"] else "data: `kiwi thread instructions --accept` accepts it"
+        yield TableRow(f"{as_text(one['source'])}  {as_text(one['digest'])[:12]}  {kind}")
+    if not response.files:
+        yield Notice("There are no files with instructions.")
+
+
+@verb("instructions", group="thread", access=OWNER, shows=_instructions_view)
+async def show_instructions(request: ThreadInstructionsRequest, context: VerbContext) -> ThreadInstructionsResponse:
+    """Show the files with instructions for threads; accept or refuse that of the project."""
+    own = context.services.context(context.caller, context.services.catalogs.at(request.project_path))
+    provenance = context.services.provenance
+    if request.accept or request.refuse:
+        for one in instruction_texts(own.space, provenance):
+            if one.is_of_project:
+                decide_instructions(one.file.digest, own, is_accepted=request.accept and not request.refuse)
+    return ThreadInstructionsResponse(files=[to_builtins(one.file) for one in instruction_texts(own.space, provenance)])
 
 
 class ThreadInjectRequest(ThreadIdRequest, frozen=True, kw_only=True):

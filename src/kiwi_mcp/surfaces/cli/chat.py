@@ -275,7 +275,8 @@ class Chat:
 
     def _started(self, options: Mapping[str, Json]) -> Answer:
         wanted: JsonObject = {"action": "start", "item_id": options.get("directive") or "chat", "conversation": True}
-        return self._call("thread", {**wanted, **{name: options[name] for name in ("model",) if name in options}})
+        request = {**wanted, **{name: options[name] for name in ("model",) if name in options}}
+        return self._loop.run(self._kernel.call("thread", request, Caller(ask=self._ask, is_owner=True)))
 
     def _continued(self, named: str, options: Mapping[str, Json]) -> Answer:
         """Return the conversation that is named, or the newest one of this project, and show its last reply."""
