@@ -17,6 +17,7 @@ from pathlib import Path
 import agent_turns
 import bookkeeping
 import chains
+import composites
 import context
 import discovery
 import gateways
@@ -59,6 +60,9 @@ _AGENT = """\
 CPU of the process that runs the loop, against one model on loopback that answers at once and calls one tool per turn.
 Kiwi streams the reply, writes journal, budget and receipts, and runs a recorded call of an item; the other loops do
 not stream, store nothing and call a function of their own. Budget without the connection to the model: 1 ms, flat."""
+_COMPOSITES = """\
+A composite of ten steps against ten calls of the same sandboxed bash tool, in one kernel. In memory the steps are
+`pure`; as a thread each call and its result are stored before and after."""
 _SYNC = "Through the verb `registry`, manifests parsed and all checked. Budget: the second time, no contents are read."
 _LISTING = "Spawn to an answered `tools/list`. Budget: with 10,000 known tools as with ten, and the same bytes."
 _GATEWAYS = """\
@@ -231,6 +235,7 @@ def main() -> None:
         *discovery.report(discovery.options().parse_args([]), is_page=True),
         learning.report(learning.options().parse_args([]), is_page=True),
         f"## A turn of an agent, without the model\n\n{_AGENT}\n\n{agent_turns.table()}",
+        table("A composite of ten steps", composites.measure(max(asked.turns // 2, 3)), _COMPOSITES),
         imports(),
         _soaked(),
     ]

@@ -300,7 +300,8 @@ def _copied(tool: Tool, catalog: Catalog, destination: Where, authorship: Author
             f"{tool.id!r} is built in, so it is in every space already.", suggestion="Name an item of your own."
         )
     chain = catalog.resolve(tool.identity, item_type=tool.item_type)
-    named = (one.tool for one in chain.references)
+    referred = (catalog.resolve(one.tool.identity, item_type=one.tool.item_type) for one in chain.references)
+    named = [link for other in referred for link in other.links]  # with what they run on
     others = {link.origin.path: link for link in (*chain.links[1:], *named) if link.origin.path != tool.origin.path}
     below = [link for link in others.values() if link.origin.source == tool.origin.source]
     for link in (tool, *below):

@@ -231,7 +231,8 @@ async def _prepare(request: PublishRequest, context: Context, registry: Registry
     namespace = request.namespace or next(iter(registry.actor.namespaces), "")
     if not is_user_namespace(namespace) or not registry.actor.is_member(namespace):
         raise NamespaceDenied(namespace, namespaces=registry.actor.namespaces)
-    named = [catalog.resolve(one.tool.identity, item_type=one.tool.item_type) for one in chain.references]
+    own = [one.tool for one in chain.references if not one.tool.origin.server]  # what a server offers stays with it
+    named = [catalog.resolve(tool.identity, item_type=tool.item_type) for tool in own]
     links = (*chain.links, *(link for other in named for link in other.links))
     releases: dict[VersionName, CheckedRelease] = {}
     sent: dict[VersionName, None] = {}
@@ -253,7 +254,10 @@ async def _prepare(request: PublishRequest, context: Context, registry: Registry
 def _unpinned(chain: Chain) -> Iterator[Issue]:
     """Yield a warning for each name without a version: the digest of the item does not say which one is meant."""
     for one in chain.references:
-        if one.by == chain.tool.identity and "@" not in one.ref:
+        if one.by == chain.tool.identity and one.tool.origin.server:
+            fix = f"To use it, one needs the MCP server {one.tool.origin.server!r}."
+            yield Issue("config", f"names `{one.ref}` of an MCP server, which is not published", fix, "warning")
+        elif one.by == chain.tool.identity and "@" not in one.ref and not one.tool.origin.is_built_in:
             fix = f"Write `{one.ref}@{one.tool.manifest.version}`."
             yield Issue(
                 "config", f"names `{one.ref}` without a version, so a later one would be used too", fix, "warning"
