@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from kiwi_mcp.catalog.release import BUILTIN
 from kiwi_mcp.catalog.source import FolderSource
@@ -28,6 +30,22 @@ pytest_plugins = [
     "tests.plugins.scripted_model",
     "tests.plugins.tiers",
 ]
+
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("kiwi", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("kiwi")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without a search for garbage, and leave the thousands of tests and modules out of all later searches."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")

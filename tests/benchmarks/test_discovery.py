@@ -39,7 +39,7 @@ def adapter(tools: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
             assert pipe(process.stdout).readline() == "READY\n"
             yield process
             pipe(process.stdin).close()
-            process.wait(30)
+            process.wait(120)
         finally:
             process.kill()
 

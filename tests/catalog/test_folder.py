@@ -223,7 +223,7 @@ def test_deeply_nested_folders_are_cut_off(catalog: Catalog, put: Put) -> None:
 
 @pytest.mark.slow
 @given(data=st.binary(max_size=400), name=st.sampled_from(["x.yaml", "x.json", "x.toml", "x.py", "x.sh", "x.rs"]))
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_no_single_file_stops_the_listing(space: Space, put: Put, data: bytes, name: str) -> None:
     put("tools/good.yaml", API.format(name="good"))
     path = put(f"tools/{name}")

@@ -226,7 +226,7 @@ def test_concurrent_copies_produce_one_whole_copy(space: Space, tmp_path: Path, 
     found: list[str] = []
 
     def open_it(begin: threading.Barrier) -> None:
-        begin.wait(10)
+        begin.wait(120)
         found.append(Catalog(space, registry=lambda: Registry(database, ANN)).find("base").digest)
 
     for _ in range(5):
@@ -239,7 +239,7 @@ def test_concurrent_copies_produce_one_whole_copy(space: Space, tmp_path: Path, 
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(120)
     database.close()
 
     assert found == [digest] * 15

@@ -135,7 +135,7 @@ def test_swapped_added_and_newly_executable_files_are_detected(make: Callable[[s
 
 
 @pytest.mark.case("SIG-01")
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_other_changed_byte_is_detected(make: Callable[[str], Release], data: st.DataObject) -> None:
     release = make("folder")

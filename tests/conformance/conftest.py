@@ -197,7 +197,7 @@ def _introduced(gateway: Gateway) -> Iterator[int]:
         yield server.sockets[0].getsockname()[1]
     finally:
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(120)
         loop.run_until_complete(_end(server))
         loop.close()
 
@@ -224,4 +224,4 @@ def client_command(tmp_path: Path, processes: None) -> Iterator[str]:
             yield f"{sys.executable} -I -S {HERE / 'forked.py'} {socket}"
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(120)

@@ -95,7 +95,8 @@ def approve(approval: str, project: Path) -> None:
     subprocess.run(words, cwd=project, capture_output=True, timeout=60, check=True)
 
 
-def test_the_inspector_lists_tools_prompts_and_resources(inspector: Inspector) -> None:
+@pytest.mark.req("K-ME-03")
+def test_the_inspector_lists_tools_prompts_and_resources_and_receives_an_error(inspector: Inspector) -> None:
     tools = inspector.ask("tools/list")["tools"]
     prompts = inspector.ask("prompts/list")["prompts"]
     page = inspector.ask("resources/read", "--uri", "kiwi://help/tool")["contents"][0]
@@ -104,8 +105,12 @@ def test_the_inspector_lists_tools_prompts_and_resources(inspector: Inspector) -
     assert all(tool["description"] and tool["inputSchema"]["type"] == "object" for tool in tools)
     assert [(prompt["name"], prompt["description"]) for prompt in prompts] == [("greet", "Greet a person")]
     assert (page["uri"], page["text"][:2]) == ("kiwi://help/tool", "# ")
+    refused = inspector.call("execute", "item_id=lost")
+    assert refused["isError"] is True
+    assert refused["structuredContent"]["code"] == "tool_not_found"
 
 
+@pytest.mark.parametrize("inspector", ["stdio"], indirect=True)
 def test_the_inspector_creates_a_tool_finds_it_and_runs_it(inspector: Inspector) -> None:
     made = inspector.call("execute", "action=create", "item_id=say", f"parameters={json.dumps(TOOL)}")
     found = inspector.call("search", "query=say a word")
@@ -120,11 +125,3 @@ def test_the_inspector_creates_a_tool_finds_it_and_runs_it(inspector: Inspector)
     assert waiting["structuredContent"]["code"] == "approval_required"
     assert ran["structuredContent"]["result"] == "žluť"
     assert ran["isError"] is False
-
-
-@pytest.mark.req("K-ME-03")
-def test_the_inspector_receives_an_error_as_an_error(inspector: Inspector) -> None:
-    refused = inspector.call("execute", "item_id=lost")
-
-    assert refused["isError"] is True
-    assert refused["structuredContent"]["code"] == "tool_not_found"

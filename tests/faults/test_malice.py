@@ -297,7 +297,7 @@ def _running(server: uvicorn.Server) -> Iterator[None]:
         yield
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(120)
 
 
 @pytest.mark.usefixtures("loopback")

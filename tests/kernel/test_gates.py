@@ -377,7 +377,7 @@ def test_a_run_of_a_killed_kernel_is_unknown_and_has_a_receipt(bench: Bench) -> 
         (row,) = as_list(bench.ask("runs", action="list")["runs"])
         assert as_object(row)["status"] == "started"
         child.send_signal(signal.SIGKILL)
-        child.wait(30)
+        child.wait(120)
     (row,) = as_list(bench.ask("runs", action="list")["runs"])
     assert as_object(row)["status"] == "unknown"
     receipts = [as_object(one) for one in as_list(bench.ask("audit", action="list")["receipts"])]

@@ -44,7 +44,7 @@ for _ in range(5):
         thread.start()
     store.close()
     for thread in threads:
-        thread.join(20)
+        thread.join(120)
 print("alive")
 """
 
@@ -100,7 +100,7 @@ def test_threads_that_open_a_store_concurrently_share_it(home: Path) -> None:
         begin = threading.Barrier(6)
 
         def use(store: Store = store, begin: threading.Barrier = begin) -> int:
-            begin.wait(10)
+            begin.wait(120)
             registry = store.registry()
             assert registry.head() > 0
             assert store.runs() is not None
@@ -108,7 +108,7 @@ def test_threads_that_open_a_store_concurrently_share_it(home: Path) -> None:
 
         with ThreadPoolExecutor(6) as threads:
             uses = [threads.submit(use) for _ in range(6)]
-            assert len({one.result(30) for one in uses}) == 1
+            assert len({one.result(120) for one in uses}) == 1
         store.close()
 
 

@@ -90,7 +90,7 @@ def test_a_folder_that_is_swapped_for_a_link_meanwhile_leads_nowhere(root: Path)
                 continue
     finally:
         done.set()
-        swapping.join(20)
+        swapping.join(120)
     assert [*outside.iterdir()] == []
 
 

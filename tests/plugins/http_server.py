@@ -62,4 +62,4 @@ def http_server(respond: Callable[[HttpRequest], HttpReply]) -> Iterator[str]:
             yield f"127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
-            thread.join(5)
+            thread.join(120)

@@ -983,7 +983,7 @@ def scripted_server() -> Iterator[ScriptedModel]:
         finally:
             model.closed.set()
             server.shutdown()
-            thread.join(5)
+            thread.join(120)
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def a_question(plan: Plan, actor: str, project: str) -> Approval:
     )
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(plans, plans, st.sampled_from(["ann", "token:x:1"]), st.sampled_from(["ann", "token:x:1"]))
 def test_an_approval_covers_exactly_its_plan_and_once(
     approvals: Approvals, shown: Plan, other: Plan, asker: str, runner: str

@@ -141,13 +141,13 @@ def test_a_launcher_that_is_being_cleaned_is_not_waited_for(tmp_path: Path) -> N
 
     def slow() -> Slow:
         begun.set()
-        gate.wait(20)
+        gate.wait(120)
         return Slow()
 
     with ThreadPoolExecutor(1) as beside:
         with cell_with(tmp_path) as cell:
             beside.submit(cell.start, slow)
-            assert begun.wait(20)
+            assert begun.wait(120)
         try:
             with cell_with(tmp_path) as other:
                 assert other is not cell

@@ -64,7 +64,7 @@ class Slow(Store):
     def registry(self) -> Registry:
         if current_thread() is not main_thread():
             self.is_asked.set()
-            assert self.may_go_on.wait(20)
+            assert self.may_go_on.wait(120)
         return super().registry()
 
 
@@ -389,7 +389,7 @@ def test_forgetting_one_item_keeps_unwritten_entries_of_another(home: Path, proj
     store.registry()
     memories = RecallWorker(recall_access(store))
     memories.add("", "user/local/ledger@1.0.0", SearchIntent("what was spent"), space, is_run=True)
-    assert store.is_asked.wait(20)
+    assert store.is_asked.wait(120)
     memories.add("", "user/local/umbrella@1.0.0", SearchIntent("will it rain"), space, is_run=True)
     memories.add("", "user/local/parcel@1.0.0", SearchIntent("where is it"), space, is_run=True)
     memories.forget("", ["user/local/umbrella"])

@@ -44,8 +44,8 @@ def test_there_is_never_a_second_worker() -> None:
     for caller in callers:
         caller.start()
     for caller in callers:
-        caller.join(10)
-    assert begun.wait(10)
+        caller.join(120)
+    assert begun.wait(120)
     worker.wake()
     end.set()
     assert worker.wait_until_idle(10)
@@ -63,7 +63,7 @@ def test_a_wake_up_during_work_is_not_lost() -> None:
 
     worker = BackgroundWorker(work)
     worker.wake()
-    assert begun.wait(10)
+    assert begun.wait(120)
     worker.wake()
     go_on.set()
     assert worker.wait_until_idle(10)

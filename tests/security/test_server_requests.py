@@ -6,9 +6,9 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pytest
 from mcp import Client, StdioServerParameters
@@ -96,6 +96,13 @@ ERAS = pytest.mark.parametrize(("era", "mode"), [("legacy", "legacy"), ("modern"
 Era = Literal["legacy", "modern"]
 Mode = Literal["legacy", "auto"]
 ALL = ("roots", "sampling", "question")
+GRANTS: Mapping[str, Mapping[str, bool]] = {
+    "nosy": {},
+    "open": {},
+    "rooted": {"roots": True},
+    "asking": {"questions": True},
+}
+"""The servers of the story, and what each is allowed from the start."""
 
 
 def owner_does(project: Path, verb: str, **words: Json) -> JsonObject:
@@ -111,11 +118,11 @@ def owner_does(project: Path, verb: str, **words: Json) -> JsonObject:
     return asyncio.run(call())
 
 
-def add(project: Path, era: Era, **grants: bool) -> None:
+def add(project: Path, era: Era, server: str = "nosy", **grants: bool) -> None:
     script = project / "nosy.py"
     script.write_text(NOSY)
     args: list[Json] = [str(script), era]
-    owner_does(project, "mcp", action="add", server="nosy", command=sys.executable, args=args, **grants)
+    owner_does(project, "mcp", action="add", server=server, command=sys.executable, args=args, **grants)
 
 
 class Person:
@@ -137,10 +144,19 @@ class Person:
         return ElicitResult(action="accept", content={"answer": "yes"})
 
 
-def calls(project: Path, mode: Mode, person: Person, *asks: Sequence[str]) -> list[tuple[bool, dict[str, Any]]]:
-    """Whether each call failed, and its answer; in each the server asks the client behind `kiwi serve`."""
+class Heard(NamedTuple):
+    """How a call ended in which a server asked the client behind `kiwi serve`, and what the client was asked."""
 
-    async def story() -> list[tuple[bool, dict[str, Any]]]:
+    is_error: bool
+    answer: dict[str, Any]
+    asked: list[str]
+
+
+def calls(project: Path, mode: Mode, *asks: tuple[str, Sequence[str]]) -> list[Heard]:
+    """Let servers ask their client for something, one after the other."""
+
+    async def story() -> list[Heard]:
+        person = Person()
         env = {**os.environ, "PYTHONPATH": str(Path(kiwi_mcp.__file__).parents[1])}
         server = StdioServerParameters(command=sys.executable, args=["-m", "kiwi_mcp", "serve"], env=env)
         client = Client(
@@ -152,11 +168,12 @@ def calls(project: Path, mode: Mode, person: Person, *asks: Sequence[str]) -> li
         )
         found = []
         async with asyncio.timeout(120), client:
-            for ask in asks:
-                words = {"item_id": "mcp/nosy/pry", "parameters": {"ask": [*ask]}, "project_path": str(project)}
+            for name, ask in asks:
+                words = {"item_id": f"mcp/{name}/pry", "parameters": {"ask": [*ask]}, "project_path": str(project)}
                 result = await client.call_tool("execute", words)
                 assert result.structured_content is not None
-                found.append((bool(result.is_error), result.structured_content))
+                found.append(Heard(bool(result.is_error), result.structured_content, person.asked))
+                person.asked = []
         return found
 
     return asyncio.run(story())
@@ -167,73 +184,60 @@ def content_of(answer: dict[str, Any]) -> Any:
 
 
 @ERAS
-def test_a_server_that_was_not_allowed_to_ask_is_refused_and_continues(project: Path, era: Era, mode: Mode) -> None:
-    add(project, era)
-    person = Person()
-    asks = [["roots", "question"], ["sampling"]]
+def test_a_server_may_ask_its_client_only_for_what_the_owner_allowed(project: Path, era: Era, mode: Mode) -> None:
+    for server, grants in GRANTS.items():
+        add(project, era, server, **grants)
+    owner_does(project, "mcp", action="allow", server="open", roots=True, sampling=True, questions=True)
 
-    (is_error, answer), (is_sampling_error, sampling) = calls(project, mode, person, *asks)
+    refused, sampling, answered, in_part, secret = calls(
+        project,
+        mode,
+        ("nosy", ["roots", "question"]),
+        ("nosy", ["sampling"]),
+        ("open", ALL),
+        ("rooted", ["roots", "question"]),
+        ("asking", ["secret", "question"]),
+    )
 
-    assert person.asked == []
-    assert not is_error
-    heard = content_of(answer)
+    check_refused(refused, sampling, era)
+    check_answered(answered)
+    assert in_part.asked == ["roots"]
+    assert content_of(in_part.answer)["announced"].keys() == {"roots"}
+    # A form that asks for a secret is refused even if questions are allowed.
+    assert secret.asked == ["MCP server asking asks: Approve?"]
+    declined = content_of(secret.answer)["answers"]["secret"]
+    assert declined.get("code", declined.get("action")) == (-32602 if era == "legacy" else "decline")
+    assert "asks for a secret (github_token), which MCP forbids" in " ".join(secret.answer["notices"])
+
+
+def check_refused(refused: Heard, sampling: Heard, era: Era) -> None:
+    """Check that a server that was not allowed to ask was refused, and that its call continued."""
+    assert refused.asked == sampling.asked == []
+    assert not refused.is_error
+    heard = content_of(refused.answer)
     assert heard["announced"] == {}
-    notices = " ".join(answer["notices"])
+    notices = " ".join(refused.answer["notices"])
     assert "`kiwi mcp allow nosy --roots`" in notices
     assert "`kiwi mcp allow nosy --questions`" in notices
     if era == "legacy":
         assert [heard["answers"][word]["code"] for word in ("roots", "question")] == [-32601, -32601]
-        assert content_of(sampling)["answers"]["sampling"]["code"] == -32601
+        assert content_of(sampling.answer)["answers"]["sampling"]["code"] == -32601
     else:
         assert heard["answers"] == {"roots": {"roots": []}, "question": {"action": "decline"}}
-        assert is_sampling_error
-        assert "not allowed to use the models of clients" in sampling["message"]
-        assert sampling["suggestion"] == "The owner can allow it: `kiwi mcp allow nosy --sampling`."
+        assert sampling.is_error
+        assert "not allowed to use the models of clients" in sampling.answer["message"]
+        assert sampling.answer["suggestion"] == "The owner can allow it: `kiwi mcp allow nosy --sampling`."
 
 
-@ERAS
-def test_a_server_that_was_allowed_to_ask_is_answered_and_its_form_names_it(
-    project: Path, era: Era, mode: Mode
-) -> None:
-    add(project, era)
-    owner_does(project, "mcp", action="allow", server="nosy", roots=True, sampling=True, questions=True)
-    person = Person()
-
-    [(is_error, answer)] = calls(project, mode, person, ALL)
-
-    assert not is_error, answer
-    assert sorted(person.asked) == ["MCP server nosy asks: Approve?", "roots", "sampling"]
-    heard = content_of(answer)
+def check_answered(answered: Heard) -> None:
+    """Check that a server that was allowed to ask was answered, and that its form names it."""
+    assert not answered.is_error, answered.answer
+    assert sorted(answered.asked) == ["MCP server open asks: Approve?", "roots", "sampling"]
+    heard = content_of(answered.answer)
     assert heard["announced"].keys() == {"elicitation", "roots", "sampling"}
     assert heard["answers"]["roots"]["roots"][0]["uri"] == "file:///home/ann"
     assert heard["answers"]["sampling"]["content"]["text"] == "42"
     assert heard["answers"]["question"] == {"action": "accept", "content": {"answer": "yes"}}
-
-
-@ERAS
-def test_a_server_may_ask_only_for_what_it_was_allowed(project: Path, era: Era, mode: Mode) -> None:
-    add(project, era, roots=True)
-    person = Person()
-
-    [(_, answer)] = calls(project, mode, person, ["roots", "question"])
-
-    assert person.asked == ["roots"]
-    assert content_of(answer)["announced"].keys() == {"roots"}
-
-
-@ERAS
-def test_a_form_that_asks_for_a_secret_is_refused_even_if_questions_are_allowed(
-    project: Path, era: Era, mode: Mode
-) -> None:
-    add(project, era, questions=True)
-    person = Person()
-
-    [(_, answer)] = calls(project, mode, person, ["secret", "question"])
-
-    assert person.asked == ["MCP server nosy asks: Approve?"]
-    refused = content_of(answer)["answers"]["secret"]
-    assert refused.get("code", refused.get("action")) == (-32602 if era == "legacy" else "decline")
-    assert "asks for a secret (github_token), which MCP forbids" in " ".join(answer["notices"])
 
 
 def test_client_requests_in_a_manifest_are_granted_when_the_owner_accepts_it(project: Path) -> None:

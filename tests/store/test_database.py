@@ -91,7 +91,7 @@ def test_values_are_returned_unchanged(table: Database, way: str) -> None:
     assert table.decode_list(empty[-1]) == ()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))))
 def test_a_list_of_any_texts_is_returned_unchanged(table: Database, texts: list[str]) -> None:
     with table.transaction() as transaction:

@@ -97,5 +97,5 @@ def test_concurrent_changes_lose_nothing(definitions: McpDefinitions) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     assert {one.name for one in definitions.of(KEY)} == {f"t{number}" for number in range(8)}

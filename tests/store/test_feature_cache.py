@@ -226,7 +226,7 @@ def test_another_writer_is_waited_for(sheets: FeatureCache, beside: Database) ->
     with beside.transaction():
         waiting.start()
         assert sheets.read([digest(1)]) == {}
-    waiting.join(30)
+    waiting.join(120)
     assert sheets.read([digest(1)]) == some(1)
 
 

@@ -353,7 +353,7 @@ def _killed(folder: Path, words: Sequence[str], after: int) -> list[str]:
         assert writer.stdout is not None
         response += writer.stdout.read().splitlines()
         writer.stdout.close()
-        writer.wait(10)
+        writer.wait(120)
     return response
 
 

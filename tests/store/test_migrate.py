@@ -186,7 +186,7 @@ def test_a_killed_migration_leaves_whole_steps(new_url: Callable[[], str], begin
         # Not to wait for anything: the moment at which it dies is what the test is about.
         time.sleep(chance.uniform(0.05, 0.4))
         process.kill()
-        process.wait(30)
+        process.wait(120)
     migrated, fresh = open_database(url), open_database(new_url())
     assert applied(migrated) == applied(fresh)
     assert schema(migrated) == schema(fresh)

@@ -91,7 +91,7 @@ def test_a_kernel_is_gone_only_when_its_process_was_killed(tmp_path: Path, begin
     lock = KernelLock(tmp_path)
     assert not lock.is_gone(name)
     process.kill()
-    process.wait(30)
+    process.wait(120)
     assert lock.is_gone(name)
     assert lock.is_gone(name)
 

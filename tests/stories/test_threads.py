@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any
 import pytest
 from tests.kernel.threads.conftest import ALL_TOOLS, DIRECTIVE, write_provider
 from tests.plugins.scripted_model import DIALECT_NAMES, ScriptedModel, ScriptedTurn, fail, say, use
+
+from kiwi_mcp.kernel import Answer
 
 pytestmark = pytest.mark.usefixtures("processes", "loopback")
 PATIENCE = 120
@@ -55,16 +58,16 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(home: Path, project: Path, scripted_model: ScriptedModel) -> Terminal:
+def terminal(home: Path, project: Path, scripted_model: ScriptedModel, ask: Callable[..., Answer]) -> Terminal:
     user = home / ".ai"
     (user / "directives").mkdir(parents=True)
     (user / "tools").mkdir()
     write_provider(user, scripted_model, "openai_chat")
     text = DIRECTIVE.format(name="study", permissions=ALL_TOOLS, limits="", outputs="", model="")
     (user / "directives" / "study.md").write_text(text)
-    terminal = Terminal(project, user, scripted_model)
-    terminal.run("sign", "study")
-    return terminal
+    signed = ask("execute", action="sign", item_id="study")
+    assert not signed.is_error, signed.content
+    return Terminal(project, user, scripted_model)
 
 
 @pytest.mark.parametrize("dialect", DIALECT_NAMES)

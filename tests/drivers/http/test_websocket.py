@@ -31,7 +31,7 @@ def port(home: Path) -> Iterator[int]:
             yield port
         finally:
             server.shutdown()
-            thread.join(5)
+            thread.join(120)
 
 
 @pytest.mark.usefixtures("loopback")

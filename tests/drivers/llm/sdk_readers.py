@@ -1,4 +1,4 @@
-"""Reads one streamed reply with the official SDK of a dialect, and prints what it found; run with the SDKs' Python."""
+"""Read two streamed replies with the official SDK of a dialect and print what they hold; run with the SDKs' Python."""
 
 from __future__ import annotations
 
@@ -76,4 +76,4 @@ def gemini(host: str, key: str, model: str) -> dict[str, Any]:
 if __name__ == "__main__":
     dialect, *arguments = sys.argv[1:]
     read = {"openai_chat": openai_chat, "openai_responses": openai_responses, "anthropic": anthropic, "gemini": gemini}
-    sys.stdout.write(json.dumps(read[dialect](*arguments)))
+    sys.stdout.write(json.dumps([read[dialect](*arguments) for _ in range(2)]))

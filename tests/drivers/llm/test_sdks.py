@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.plugins.scripted_model import KEY, MODEL, ScriptedModel, ScriptedTurn, say, use
+from tests.plugins.scripted_model import KEY, MODEL, ScriptedModel, say, use
 
 PYTHON = Path(sys.prefix) / "models" / "sdks" / "bin" / "python"
 READERS = Path(__file__).with_name("sdk_readers.py")
@@ -21,26 +21,24 @@ STOPS = {
 }
 
 
+TURNS = (
+    say("Nothing is new, as far as I know."),
+    say("I look.", reasoning="Let me see.") & use("search", query="söme\nnews") & use("search", query="more"),
+)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dialect", STOPS)
-@pytest.mark.parametrize(
-    "turn",
-    [
-        say("Nothing is new, as far as I know."),
-        say("I look.", reasoning="Let me see.") & use("search", query="söme\nnews") & use("search", query="more"),
-    ],
-    ids=["text", "calls"],
-)
 def test_an_official_sdk_reads_what_the_scripted_model_says(
-    scripted_model: ScriptedModel, processes: None, dialect: str, turn: ScriptedTurn
+    scripted_model: ScriptedModel, processes: None, dialect: str
 ) -> None:
-    scripted_model.will(turn)
+    scripted_model.will(*TURNS)
     words = [str(PYTHON), str(READERS), dialect, scripted_model.host, KEY, MODEL]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=50, check=False, env={"PATH": os.defpath})
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, env={"PATH": os.defpath})
 
     assert done.returncode == 0, done.stderr[-3_000:]
-    found = json.loads(done.stdout)
-    calls = [(name, json.loads(arguments)) for name, arguments in found["calls"]]
-    assert found["text"] == turn.text
-    assert calls == [(call.name, json.loads(call.arguments)) for call in turn.calls]
-    assert found["stop"] == STOPS[dialect][bool(turn.calls)]
+    for turn, found in zip(TURNS, json.loads(done.stdout), strict=True):
+        calls = [(name, json.loads(arguments)) for name, arguments in found["calls"]]
+        assert found["text"] == turn.text
+        assert calls == [(call.name, json.loads(call.arguments)) for call in turn.calls]
+        assert found["stop"] == STOPS[dialect][bool(turn.calls)]

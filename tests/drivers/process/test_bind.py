@@ -80,7 +80,7 @@ def test_shell_syntax_in_parameters_is_text(bench: Bench, runtime: str, project:
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.case("INJ-01", "INJ-02")
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(value=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60))
 def test_bash_gets_each_parameter_exactly_as_a_variable(bench: Bench, value: str) -> None:
     chain = bench.chain({"main.sh": 'printf "%s|" "$KIWI_PARAM_value" | od -An -v -tx1 | tr -d " \\n"'}, "bash_runtime")

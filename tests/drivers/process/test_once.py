@@ -42,7 +42,7 @@ def kernel(*arguments: str) -> Popen[bytes]:
 def test_concurrent_kernels_build_a_folder_once(tmp_path: Path) -> None:
     folder, notes = tmp_path / "envs" / "a", tmp_path / "notes"
     kernels = [kernel(str(folder), str(notes)) for _ in range(4)]
-    assert [each.wait(30) for each in kernels] == [0, 0, 0, 0]
+    assert [each.wait(120) for each in kernels] == [0, 0, 0, 0]
     assert notes.read_text() == "made\n"
     assert is_made(folder, "second")
     for each in kernels:
@@ -58,7 +58,7 @@ async def test_a_folder_of_a_killed_kernel_is_rebuilt(tmp_path: Path) -> None:
     assert killed.stdout is not None
     assert killed.stdout.readline() == b"half-way\n"
     killed.send_signal(signal.SIGKILL)
-    killed.wait(10)
+    killed.wait(120)
     killed.stdout.close()
     assert (folder / "second").exists()
     assert not is_made(folder)

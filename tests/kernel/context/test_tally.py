@@ -110,7 +110,7 @@ async def test_an_answer_given_during_a_measurement_is_counted_once(tmp_path: Pa
         def __getattribute__(self, name: str) -> object:
             if name == "content":
                 with ThreadPoolExecutor(1) as threads:
-                    threads.submit(tally.means).result(20)
+                    threads.submit(tally.means).result(120)
             return super().__getattribute__(name)
 
     note(tally, "search", SHORT)

@@ -178,7 +178,7 @@ async def test_a_running_thread_takes_messages_and_can_be_paused(agents: Agents)
 
     def interrupt(_: object) -> None:
         if commands:
-            asyncio.run_coroutine_threadsafe(command(), loop).result(20)
+            asyncio.run_coroutine_threadsafe(command(), loop).result(120)
 
     agents.model.on_request = interrupt
     agents.model.will(say("Kiwis."), use("help", topic="tool"), say("Both."))

@@ -100,7 +100,7 @@ def test_a_question_on_a_terminal_contains_no_control_characters(
         os.close(theirs)
         seen = _until(own, b"[N]o: ")
         os.write(own, f"{typed}\n".encode())
-        code = process.wait(30)
+        code = process.wait(120)
     os.close(own)
     assert b"\x1b[2J" not in seen
     assert rb"a\u001b[2J\u202eb" in seen
@@ -118,7 +118,7 @@ def test_input_before_the_question_is_not_an_answer(project: Path, sent: list[st
         os.close(theirs)
         _until(own, b"[N]o: ")
         os.write(own, b"n\n")
-        code = process.wait(30)
+        code = process.wait(120)
     os.close(own)
     assert (code, sent) == (6, [])
 
@@ -148,7 +148,7 @@ def test_watch_shows_questions_as_they_come_and_takes_answers(kiwi: Kiwi, projec
         assert kiwi("run", "post_note", "text=four").code == 6
         assert b"question 4" in _until(own, b"later: ")
         process.terminate()
-        process.wait(30)
+        process.wait(120)
     os.close(own)
     answered = json.loads(kiwi("approvals", "list", "--all", "--json").out)["approvals"]
     assert [one["status"] for one in answered] == ["pending", "pending", "denied", "approved"]

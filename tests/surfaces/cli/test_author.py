@@ -52,7 +52,7 @@ def test_several_items_are_signed_by_name_and_all_only_after_a_question(kiwi: Ki
     with terminal(project, "sign", ".") as (own, process):
         asked = until(own, b"[N]o: ").decode()
         os.write(own, b"y\n")
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     assert ["one.sh" in asked, "two.sh" in asked, "three.sh" in asked] == [False, True, True]
     assert [_integrity(kiwi, name) for name in ("one", "two", "three")] == ["hashed", "hashed", "hashed"]
 
@@ -73,7 +73,7 @@ def test_a_file_that_changes_during_the_question_is_not_signed(
         assert b"tool.yaml with 1 more file" in until(own, b"[N]o: ")
         (folder / "main.sh").write_text("echo two\n")
         os.write(own, b"y\n")
-        assert process.wait(30) == 8
+        assert process.wait(120) == 8
     assert _integrity(kiwi, "one") == "unsigned"
 
 
@@ -98,7 +98,7 @@ def test_dev_validates_and_runs_at_every_save_and_signs_at_a_key(kiwi: Kiwi, pro
         assert b'"hey hello Ada"' in seen
         assert b'"integrity": "unsigned"' in seen
         os.write(own, b"q")
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     assert kiwi("dev", "nothing").code == 3
 
 

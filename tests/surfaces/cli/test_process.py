@@ -61,7 +61,7 @@ def on_a_terminal(project: Path, *words: str, answer: str = "") -> str:
             os.write(leader, f"{answer}\n".encode())
             answer = ""
     os.close(leader)
-    assert started.wait(10) == 0
+    assert started.wait(120) == 0
     return written.decode(errors="replace")
 
 
@@ -108,7 +108,7 @@ def test_a_reader_that_closes_early_is_not_an_error(project: Path) -> None:
     talk = started.stderr.read().decode()
     started.stderr.close()
 
-    assert started.wait(30) in {0, 1, 141}
+    assert started.wait(120) in {0, 1, 141}
     assert "Traceback" not in talk
 
 

@@ -83,7 +83,7 @@ def test_a_person_on_a_terminal_is_asked_before_everything_is_forgotten(
         os.close(theirs)
         seen = _until(own, b"[N]o: ")
         os.write(own, f"{typed}\n".encode())
-        code = process.wait(30)
+        code = process.wait(120)
     os.close(own)
     assert b"Delete everything" in seen
     assert code == (6 if left else 0)
@@ -98,7 +98,7 @@ def test_yes_or_the_name_of_an_item_is_enough(kiwi: Kiwi, known: None, project: 
     command = [sys.executable, "-m", "kiwi_mcp", "recall", "forget", word]
     with Popen(command, cwd=project, env=env, stdin=theirs, stderr=theirs, stdout=PIPE) as process:
         os.close(theirs)
-        code = process.wait(30)
+        code = process.wait(120)
     os.close(own)
     assert code == 0
     assert len(json.loads(kiwi("recall", "--json").out)["remembered"]) == left

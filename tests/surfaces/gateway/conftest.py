@@ -160,7 +160,7 @@ def _running(server: uvicorn.Server) -> Iterator[None]:
         yield
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(120)
 
 
 @pytest.fixture
