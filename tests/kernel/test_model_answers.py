@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Callable
@@ -9,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from kiwi_mcp.domain.calls import Caller, Principal
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
-from kiwi_mcp.kernel import Answer
+from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.surfaces.mcp.results import summarize
 
 Ask = Callable[..., Answer]
@@ -52,7 +54,7 @@ def test_a_parameter_beside_parameters_is_taken_with_a_warning_if_the_tool_decla
 
 
 @pytest.mark.usefixtures("sandbox")
-def test_a_refusal_names_what_a_search_finds_and_contains_a_small_schema(ask: Ask) -> None:
+def test_a_refusal_names_what_a_search_finds_and_contains_a_small_schema(ask: Ask, kernel: Kernel) -> None:
     ask("execute", action="create", item_id="get_current_time", parameters=CLOCK)
     ghost = {**CLOCK, "description": "Tell a ghost story", "parameters": []}
     ask("execute", action="create", item_id="ghost", parameters=ghost)
@@ -60,6 +62,10 @@ def test_a_refusal_names_what_a_search_finds_and_contains_a_small_schema(ask: As
     unknown = ask("execute", item_id="get_time").content
     assert unknown["suggestion"] == "Did you mean `get_current_time`? If not, search for it."
     assert "ghost" not in as_text(ask("execute", item_id="shout").content["suggestion"])
+
+    bob = Caller(name="bob", identity=Principal("agent", "bob"))
+    refused = asyncio.run(kernel.call("execute", {"item_id": "shout"}, bob)).content
+    assert "create" not in as_text(refused["suggestion"])
 
     invalid = ask("execute", item_id="get_current_time", parameters={"timezone": 3}).content
     assert as_object(as_object(invalid["parameters_schema"])["properties"]).keys() == {"timezone"}

@@ -137,6 +137,13 @@ def test_secrets_can_be_imported_later(ask: Ask, desk: Desk) -> None:
     assert row["reason"] == "it is here already, as mine"
 
 
+@pytest.mark.usefixtures("sandbox")
+def test_an_import_says_how_many_servers_did_not_start(ask: Ask, desk: Desk) -> None:
+    desk.cursor(mine=desk.server("mine"), ghost={"command": "no-such-program"})
+    message = as_text(ask("mcp", action="import").content["message"])
+    assert message == "2 servers imported, with 1 item; 1 of them did not start"
+
+
 def test_a_file_without_servers_is_an_error(ask: Ask, desk: Desk) -> None:
     path = desk.project / "other.json"
     path.write_text("{}")
