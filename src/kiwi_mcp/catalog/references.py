@@ -29,6 +29,12 @@ _EXAMPLES = (
 )
 
 
+def _examples(name: str) -> str:
+    """Return how items are named; for the path of a file, also the name that its item probably has."""
+    stem, dot, _ = name.partition(".")
+    return f"Name the item, not its file: `{stem}`. {_EXAMPLES}" if dot and is_tool_id(stem) else _EXAMPLES
+
+
 class Ref(Struct, frozen=True):
     """An item by short name, by full identity, or by name and range of versions or digest."""
 
@@ -48,7 +54,7 @@ class Ref(Struct, frozen=True):
         issue = bad_name(name if not home else place)
         version = wanted if at else None
         if len(text) > _MAX_LENGTH or not is_tool_id(name):
-            raise InvalidRequest(f"{issue.reason}.", suggestion=_EXAMPLES)
+            raise InvalidRequest(f"{issue.reason}.", suggestion=_examples(name))
         if not home:
             return cls(name, version=version)
         source = next((word for word in _SOURCES if word == home[0]), None)
@@ -58,7 +64,7 @@ class Ref(Struct, frozen=True):
             case [_, namespace] if source is not None:
                 return cls(name, source, namespace, version)
             case _:
-                raise InvalidRequest(f"{issue.reason}.", suggestion=_EXAMPLES)
+                raise InvalidRequest(f"{issue.reason}.", suggestion=_examples(name))
 
     def is_from(self, source: Source, namespace: str | None) -> bool:
         """Whether an item of that source and namespace may be meant."""

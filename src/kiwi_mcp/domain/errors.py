@@ -810,7 +810,7 @@ class AlreadyExists(Conflict):
     def __init__(self, tool_id: str, *, path: str) -> None:
         super().__init__(
             f"{tool_id!r} exists already ({path}).",
-            suggestion="Use `action: update` to change it, delete it first, or choose another tool_id.",
+            suggestion="Change it (edit the file, or `action: update`), delete it first, or choose another name.",
             tool_id=tool_id,
             path=path,
         )

@@ -24,6 +24,7 @@ from kiwi_mcp.domain.items import ItemType, Source, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.mcp import Offer, OfferKind, Offers
 from kiwi_mcp.domain.messages import ReplyDelta
+from kiwi_mcp.domain.names import is_tool_id
 from kiwi_mcp.domain.outcome import Report
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.threads import ThreadEvent
@@ -56,6 +57,10 @@ from kiwi_mcp.store.tasks import Tasks
 _log = logging.getLogger("kiwi")
 _WORD = 100
 _SUGGESTED = 3
+_DECLARE = (
+    "A Python file needs `__tool_type__`, `__version__` and `__executor_id__`, any other file a first comment with "
+    "`tool_id`, `tool_type`, `version` and `executor` (`help tool`)."
+)
 _BETWEEN_WORDS = lazy_pattern(r"[\W_]+")
 _PAGES = 256
 """How many pages of an output are read at most."""
@@ -355,9 +360,19 @@ class Kernel:
         if error.is_unknown:
             can_create = self._services.is_owner(caller) or not caller.name or caller.can_author
             error.suggest(await self._like(error, payload, caller), can_create=can_create)
+            if not error.near and can_create and (file := self._file_without_item(error.tool_id, payload)):
+                error.suggestion = f"{file} is there, but declares no item, or cannot be read as code. {_DECLARE}"
         if not self._services.catalogs.project and payload.get("project_path") is None:
             error.suggestion = f"{error.suggestion} What is in a project is found with its `project_path`."
         return error
+
+    def _file_without_item(self, name: str, payload: JsonObject) -> Path | None:
+        """Return the file of that name among the tools of the project, where no item was found in it."""
+        project = as_text(payload.get("project_path")) or self._services.catalogs.project
+        if not project or not is_tool_id(name):
+            return None
+        files = sorted((Path(project) / ".ai" / "tools").glob(f"{name}.*"))
+        return next((file for file in files if file.is_file()), None)
 
     async def _like(self, error: ToolNotFound, payload: JsonObject, caller: Caller) -> Sequence[str]:
         """Return the items that the caller perhaps meant: those spelled nearly so, then what a search finds."""

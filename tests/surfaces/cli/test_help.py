@@ -79,6 +79,34 @@ def test_an_unknown_command_is_refused_with_the_page_that_lists_the_known_ones(w
     assert "--help" in refused.value.suggestion
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("sgin greet", "Did you mean `kiwi sign`?"),
+        ("approve 3", "Did you mean `kiwi approvals approve`?"),
+        ("mcp lst", "Did you mean `mcp list`?"),
+        ("new hello --pyton", "Did you mean `--python`?"),
+        ("mcp add time uvx mcp-server-time", "Put `--` before its command: `kiwi mcp add NAME -- uvx …`."),
+        ("run greet", "`kiwi run greet name=… [greeting=…]`; `kiwi load greet` describes them."),
+        ("run nosuch", "Search for it, or write one: `kiwi new nosuch --python`."),
+        ("run broken", "/.ai/tools/broken.py is there, but declares no item, or cannot be read as code."),
+        ("sign .ai/tools/greet.py", "Name the item, not its file: `greet`."),
+        ("mcp add", "Name it: `kiwi mcp add NAME -- COMMAND`."),
+    ],
+)
+def test_a_slip_on_the_command_line_is_answered_with_what_to_type(
+    words: str, hint: str, command: Kiwi, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    (project / ".ai" / "tools").mkdir(exist_ok=True)
+    (project / ".ai" / "tools" / "greet.py").write_text(
+        '"""Greet."""\n__version__ = "1.0.0"\n__tool_type__ = "script"\n__executor_id__ = "python_runtime"\n\n\n'
+        'def main(name: str, greeting: str = "Hello") -> str:\n    return greeting + name\n'
+    )
+    (project / ".ai" / "tools" / "broken.py").write_text("def main(:\n")
+    assert hint in command(*words.split()).err
+
+
 def test_kiwi_alone_shows_how_to_start_and_groups_list_their_commands(command: Kiwi) -> None:
     assert "kiwi init" in command().out
     assert "Everyday commands:" in command("--help").out

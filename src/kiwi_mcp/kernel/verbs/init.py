@@ -52,7 +52,7 @@ async def init(request: ProjectRequest, context: VerbContext) -> InitResponse:
         path=str(project_ai),
         created=created,
         message=f"The project has its .ai folder ({len(created)} new).",
-        next="Put a tool into .ai/tools/, or run `kiwi create`; `kiwi help tool` shows how.",
+        next="`kiwi new NAME --python` writes a first tool, `kiwi help tool` shows all kinds.",
     )
 
 

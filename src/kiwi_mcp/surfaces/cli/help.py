@@ -11,7 +11,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from kiwi_mcp.surfaces.cli.rows import CommandRow, CommandTable, OptionRow
 
@@ -143,10 +143,26 @@ def _unknown(words: Sequence[str]) -> UsageError:
             given = " ".join(words[: count + 1])
             is_alone = len(words) == count or words[count].startswith("-")
             message = f"`kiwi {group}` needs a command." if is_alone else f"There is no command `kiwi {given}`."
-            return UsageError(message, f"`kiwi {group} --help` lists its commands.")
+            known = (row["path"] for row in table()["commands"] if row["path"].startswith(f"{group} "))
+            return UsageError(message, f"{did_you_mean(given, known)}`kiwi {group} --help` lists its commands.")
     if words[0].startswith("-"):
         return UsageError(f"There is no option `{words[0]}` before a command.", "`kiwi --help` lists the commands.")
-    return UsageError(f"There is no command `{words[0]}`.", "`kiwi --help` lists the commands.")
+    names = {name.split()[0] for row in table()["commands"] for name in (row["path"], *row["aliases"])}
+    inner = [row["path"] for row in table()["commands"] if row["path"].split()[-1] == words[0]]
+    near = f"Did you mean `kiwi {inner[0]}`? " if inner else did_you_mean(words[0], sorted(names), "kiwi ")
+    return UsageError(f"There is no command `{words[0]}`.", f"{near}`kiwi --help` lists the commands.")
+
+
+def did_you_mean(word: str, known: Iterable[str], lead: str = "") -> str:
+    """Return a hint that names a known word that differs in one letter, or in two that were exchanged."""
+    for one in known:
+        start = len(os.path.commonprefix([word, one]))  # noqa: RUF071 - letters are compared
+        left, right = word[start:], one[start:]
+        end = len(os.path.commonprefix([left[::-1], right[::-1]]))  # noqa: RUF071 - letters are compared
+        left, right = left[: len(left) - end], right[: len(right) - end]
+        if max(len(left), len(right)) <= 1 or (len(left) == 2 and left == right[::-1]):  # noqa: PLR2004 - two letters
+            return f"Did you mean `{lead}{one}`? "
+    return ""
 
 
 def _page(words: list[str]) -> str:

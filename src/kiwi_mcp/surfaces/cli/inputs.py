@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from kiwi_mcp.domain.errors import InvalidRequest, NotFound, TooLarge
 from kiwi_mcp.domain.json import Json, JsonObject, as_object
-from kiwi_mcp.surfaces.cli.help import UsageError, options_of
+from kiwi_mcp.surfaces.cli.help import UsageError, did_you_mean, options_of
 
 if TYPE_CHECKING:
     from kiwi_mcp.surfaces.cli.rows import CommandRow, OptionRow
@@ -34,9 +34,12 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         # An optional argument without a value comes as a usage error too.
+        self.refuse(message)
+
+    def refuse(self, message: str, hint: str = "") -> NoReturn:
         raise UsageError(
             f"{message[:1].upper()}{message[1:]}.".replace(_AFTER_DASHES, ""),
-            f"`kiwi {self._path} --help` shows how it is used.",
+            f"{hint}`kiwi {self._path} --help` shows how it is used.",
         )
 
 
@@ -66,7 +69,11 @@ def parse(row: CommandRow, words: Sequence[str]) -> Given:
     if parameters is not None:
         given[parameters["field"]] = _plain(left)
     elif left:
-        parser.error(f"unknown argument{'s' * (len(left) > 1)}: {' '.join(left)}")
+        flags = (flag for option in options for flag in option.get("flags") or ())
+        hint = did_you_mean(left[0], flags)
+        if command is not None and not left[0].startswith("-"):
+            hint = f"Put `--` before its command: `kiwi {row['path']} NAME -- {left[0]} …`. "
+        parser.refuse(f"unknown argument{'s' * (len(left) > 1)}: {' '.join(left)}", hint)
     if command is not None:
         given[command["field"]] = after
     return given

@@ -281,7 +281,7 @@ def described_server(request: ServerAddRequest, space: Space) -> NewServer:
         manifest = {"tool_type": "mcp_server", "version": "1.0.0", "tool_id": request.server, **given}
         return NewServer(with_needs(manifest, granted), location)
     if not request.server:
-        raise InvalidRequest("The request names no server.", suggestion="Send `server`, what to call it.")
+        raise InvalidRequest("The request names no server.", suggestion="Name it: `kiwi mcp add NAME -- COMMAND`.")
     if request.command and request.url:
         raise InvalidRequest(
             "A server is started by a command or reached by an address, not both.",
