@@ -69,8 +69,7 @@ def parse(row: CommandRow, words: Sequence[str]) -> Given:
     if parameters is not None:
         given[parameters["field"]] = _plain(left)
     elif left:
-        flags = (flag for option in options for flag in option.get("flags") or ())
-        hint = did_you_mean(left[0], flags)
+        hint = did_you_mean(left[0], (flag for option in options for flag in option.get("flags") or ()))
         if command is not None and not left[0].startswith("-"):
             hint = f"Put `--` before its command: `kiwi {row['path']} NAME -- {left[0]} …`. "
         parser.refuse(f"unknown argument{'s' * (len(left) > 1)}: {' '.join(left)}", hint)
