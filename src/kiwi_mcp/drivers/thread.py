@@ -34,11 +34,13 @@ class ThreadItem(Native):
         answer = as_object(await dispatch(self.verb, request))
         details = {name: answer[name] for name in ("thread_id", "usage", "finish_reason") if name in answer}
         if answer.get("status") == "waiting":
-            approvals, questions = as_list(answer.get("approvals")), map(as_object, as_list(answer.get("questions")))
+            approvals = as_list(answer.get("approvals"))
+            question = next(map(as_object, as_list(answer.get("questions"))), {})
+            asked = f": {text.partition(chr(10))[0][:200]}" if (text := as_text(question.get("message"))) else "."
             raise ThreadWaiting(
-                f"The thread {answer.get('thread_id')} waits for {answer.get('waits_for')}.",
+                f"The thread {answer.get('thread_id')} waits for {answer.get('waits_for')}{asked}",
                 waits_for=as_text(answer.get("waits_for")),
-                question_id=next((as_text(one.get("question_id")) for one in questions), ""),
+                question_id=as_text(question.get("question_id")),
                 approvals=[as_text(one) for one in approvals],
                 thread_id=as_text(answer.get("thread_id")),
             )

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from tests.kernel.threads.conftest import Agents
@@ -68,8 +69,12 @@ class CompositeSiege(Siege):
             if thread.code == "recovery_limit":  # its processes died more than ten times
                 continue
             assert thread.status == "completed", thread
-            ended = Counter(str(event.body["part"]["id"]) for event in events if event.kind == "result")  # type: ignore[index,call-overload]  # an object
-            assert ended.pop("flaky") == ATTEMPTS, ended
+            results: list[dict[str, Any]] = [dict(event.body) for event in events if event.kind == "result"]
+            ended = Counter(one["part"]["id"] for one in results)
+            # One that was killed three times in an attempt is settled by the owner, and not repeated.
+            is_settled = any(one["status"] == "unknown" and one["part"]["id"] == "flaky" for one in results)
+            made = ended.pop("flaky")
+            assert made <= ATTEMPTS if is_settled else made == ATTEMPTS, results
             assert set(ended.values()) == {1}, ended
             assert len(ended) == 1 + 3 * len(EFFECTS), ended
             for key in (f"{thread.id}/do_{effect}.{n}" for effect in ("pure", "idempotent") for n in range(3)):

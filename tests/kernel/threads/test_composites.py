@@ -343,3 +343,25 @@ async def test_a_dry_run_shows_the_whole_plan_and_why_draws_the_tree(agents: Age
     assert [link["tool_id"] for link in shown["steps"][0]["chain"]] == ["give", "bash_runtime", "subprocess"]
     assert shown["steps"][2]["ask"] == "Now?"
     assert "'note' may not run" in shown["steps"][2]["refused"]
+
+
+@pytest.mark.req("K-CO-02")
+async def test_a_composite_is_no_way_to_more_rights(agents: Agents) -> None:
+    await tools(agents, {"note": NOTE})
+    await tools(agents, {"peek": "echo secret"}, effect="pure")
+    await composite(agents, "writes", [{"id": "n", "tool": "note", "parameters": {"text": "x"}}])
+    await composite(agents, "looks", [{"id": "p", "tool": "peek"}])
+    await composite(agents, "ends", [{"id": "r", "tool": "return"}, {"id": "m", "tool": "memory_list"}])
+    delegated = '<execute resource="tool" id="note" delegate="true"/><execute resource="tool" id="writes"/>'
+    agents.directive("lead", permissions=f'{delegated}<execute resource="tool" id="looks"/>')
+    await agents.sign("lead")
+    calls = use("execute", item_id="writes") & use("execute", item_id="looks") & use("execute", item_id="note")
+    agents.model.will(calls, say("Done."))
+    done = await agents.start("lead")
+    results = [one for one in await agents.events(done["thread_id"]) if one["kind"] == "result"]
+    assert len(results) == 3
+    assert all(one["part"]["is_error"] for one in results), results
+    assert "secret" not in json.dumps(results)
+    assert not (agents.project / "notes.txt").exists()
+    ended = await run(agents, "ends")  # the tools of a thread's model are not for steps; others of Kiwi's own are
+    assert {name: one["status"] for name, one in ended["steps"].items()} == {"r": "failed", "m": "ok"}, ended

@@ -203,7 +203,7 @@ def new_composite(request: StartRequest, chain: Chain, context: Context) -> tupl
     called = dict.fromkeys(one.tool.identity for one in chain.references)  # also by composites that it calls
     own = Grant(
         items=Rules(tuple(called)),
-        verbs=Rules(("execute.run", "thread.start")),
+        verbs=Rules(("*",), ("thread_tools.*",)),  # those are for models
         read=LEFT_TO_OTHERS,
         write=LEFT_TO_OTHERS,
         name=f"the composite {chain.tool.id}",

@@ -294,8 +294,10 @@ def event_text(event: ThreadEvent) -> str:
             return f"turn: {', '.join(filter(None, calls)) or 'answer'}"
         case "result":
             return f"{as_text(as_object(body.get('part')).get('name'))}: {as_text(body.get('status'))}"
+        case "step":
+            return f"step {as_text(body.get('id'))}"
         case "asked":
-            return f"waits for {as_text(body.get('kind'))}"
+            return f"waits for {as_text(body.get('waits_for'))}"
         case "spawned":
             return f"started {as_text(body.get('item'))}"
         case "limit":
