@@ -17,6 +17,7 @@ from pathlib import Path
 import agent_turns
 import bookkeeping
 import chains
+import code_mode
 import composites
 import context
 import discovery
@@ -63,6 +64,10 @@ not stream, store nothing and call a function of their own. Budget without the c
 _COMPOSITES = """\
 A composite of ten steps against ten calls of the same sandboxed bash tool, in one kernel. In memory the steps are
 `pure`; as a thread each call and its result are stored before and after."""
+_CODE = """\
+Ten pages of fifty rows, of which a model wants one number: it calls a tool ten times, or sends one program. The tokens
+are those of all requests together. The milliseconds are those of Kiwi and of the tools, with the start of the program's
+sandbox; what a model takes for nine more requests comes on top of the first row. Budget: a third of the tokens."""
 _SYNC = "Through the verb `registry`, manifests parsed and all checked. Budget: the second time, no contents are read."
 _LISTING = "Spawn to an answered `tools/list`. Budget: with 10,000 known tools as with ten, and the same bytes."
 _GATEWAYS = """\
@@ -236,6 +241,7 @@ def main() -> None:
         learning.report(learning.options().parse_args([]), is_page=True),
         f"## A turn of an agent, without the model\n\n{_AGENT}\n\n{agent_turns.table()}",
         table("A composite of ten steps", composites.measure(max(asked.turns // 2, 3)), _COMPOSITES),
+        f"## Code mode\n\n{_CODE}\n\n{code_mode.table()}",
         imports(),
         _soaked(),
     ]

@@ -45,18 +45,15 @@ async def serving_calls(
     tool: Tool, items: tuple[str, ...], caller: Caller, dispatch: Dispatch, space: Space
 ) -> AsyncIterator[tuple[int, dict[str, str]]]:
     """Yield a descriptor with which a process calls items, and the variables that its clients read."""
-    ours, theirs = connected_pair()
-    with ours, theirs:
-        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_LONGEST)
+    async with connected_pair(_LONGEST) as (reader, writer, theirs):
         calls = _Calls(tool, items, caller, dispatch, space, writer)
         serving = asyncio.create_task(calls.serve(reader))
         path = f"{CLIENT}{os.pathsep}"
         try:
-            yield theirs.fileno(), {"KIWI_CALLS": str(theirs.fileno()), "KIWI_CLIENT": CLIENT, "PATH": path}
+            yield theirs, {"KIWI_CALLS": str(theirs), "KIWI_CLIENT": CLIENT, "PATH": path}
         finally:
             serving.cancel()
             await asyncio.wait({serving})
-            writer.close()
 
 
 class _Calls:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from asyncio import BaseTransport
-from contextlib import suppress
+from asyncio import BaseTransport, StreamReader, StreamWriter, open_unix_connection
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from stat import S_ISSOCK
 
@@ -39,9 +40,19 @@ def listening(path: Path) -> socket.socket:
     return made
 
 
-def connected_pair() -> tuple[socket.socket, socket.socket]:
-    """Return two ends of one connection, of which one is given to a process; it has no name that others could find."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+@asynccontextmanager
+async def connected_pair(longest: int) -> AsyncIterator[tuple[StreamReader, StreamWriter, int]]:
+    """Yield one end of a connection as streams, and the other as a descriptor that is given to a process.
+
+    It has no name that others could find. Both ends are closed when the block ends.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours, theirs:
+        reader, writer = await open_unix_connection(sock=ours, limit=longest)
+        try:
+            yield reader, writer, theirs.fileno()
+        finally:
+            writer.close()
 
 
 def is_own_peer(transport: BaseTransport) -> bool:

@@ -21,14 +21,14 @@ CALLS = {"items": ["price_of", "fails", "outer_2", "write_it", "secret_tool"]}
 PYTHON = """
 import os, sys
 sys.path.append(os.environ["KIWI_CLIENT"])
-from kiwi_client import CallFailed, call
+from kiwi_client import ItemCallFailed, call
 
 def main(item, times=1, parameters=None):
     found = []
     for _ in range(times):
         try:
             found.append(call(item, **(parameters or {})))
-        except CallFailed as error:
+        except ItemCallFailed as error:
             found.append(error.code)
     return found[-1] if times == 1 else [len(found), found[-1]]
 """

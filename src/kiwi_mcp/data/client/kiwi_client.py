@@ -14,7 +14,7 @@ from threading import Lock
 _lock = Lock()
 
 
-class CallFailed(Exception):
+class ItemCallFailed(Exception):
     """A call that was refused or failed; `code` says why."""
 
     def __init__(self, code, message):
@@ -32,9 +32,9 @@ def call(item, /, **parameters):
         line = bytearray()
         while not line.endswith(b"\n"):
             if not (more := os.read(calls, 1 if not line else 65536)):
-                raise CallFailed("unavailable", "there was no answer")
+                raise ItemCallFailed("unavailable", "there was no answer")
             line += more
     answer = json.loads(line)
     if "error" in answer:
-        raise CallFailed(answer["error"], answer["message"])
+        raise ItemCallFailed(answer["error"], answer["message"])
     return answer["result"]

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 from msgspec import Struct
@@ -33,6 +34,11 @@ _LIMITS: JsonObject = {
 }
 """What the engine itself enforces: seconds of work, bytes, nested calls, steps that ask the host."""
 _PROCESS = ResourceLimits(memory_bytes=536_870_912, cpu_seconds=120, pids=64, file_bytes=1_048_576, tmp_bytes=1_048_576)
+
+
+_AT_ONCE = 16
+"""How many programs have a process at the same time."""
+_gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 class ProgramAnswer(Struct, frozen=True):
@@ -83,5 +89,14 @@ async def open_program(space: Space) -> AsyncIterator[ProgramProcess]:
     profile = SandboxProfile("restricted", readable=seen, limits=_PROCESS, provenance="model_written")
     sandbox = await open_sandbox(profile, space)
     spec = ProcessSpec(argv=(sys.executable, "-I", "-B", str(worker)), cwd=sys.prefix)
-    async with sandbox.talking(spec, secrets={}, longest_line=LONGEST_ANSWER) as (process, _):
-        yield ProgramProcess(process)
+    gate = _gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_AT_ONCE))
+    try:
+        async with asyncio.timeout(_SECONDS):
+            await gate.acquire()
+    except TimeoutError as error:
+        raise Unavailable(f"{_AT_ONCE} programs run already.", suggestion="Try it again later.") from error
+    try:
+        async with sandbox.talking(spec, secrets={}, longest_line=LONGEST_ANSWER) as (process, _):
+            yield ProgramProcess(process)
+    finally:
+        gate.release()

@@ -15,7 +15,8 @@ from hashlib import sha256
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, LeaseLost, NotFound, PolicyDenied
+from kiwi_mcp.domain.calls import Call
+from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, LeaseLost, NotFound, PolicyDenied, ToolNotFound
 from kiwi_mcp.domain.grants import LEFT_TO_OTHERS, Deny, Grant, Rules
 from kiwi_mcp.domain.json import Json, JsonObject, as_text, compact
 from kiwi_mcp.domain.messages import TextPart, ToolCallPart
@@ -23,6 +24,8 @@ from kiwi_mcp.domain.threads import NewEvent, Thread, ThreadChanges, ThreadLimit
 from kiwi_mcp.domain.times import now_ms
 from kiwi_mcp.drivers.code.process import ProgramAnswer, open_program
 from kiwi_mcp.kernel.context import Context
+from kiwi_mcp.kernel.permission import ItemVisibility
+from kiwi_mcp.kernel.pipeline import callable_chain
 from kiwi_mcp.kernel.threads.limits import at_limit
 from kiwi_mcp.kernel.threads.results import value_of
 from kiwi_mcp.kernel.threads.start import (
@@ -60,11 +63,14 @@ def read_program(code: str, items: list[str], run: str, context: Context) -> Cod
             found |= _looked_up(prefixes, context)
     if len(found) > _MOST_ITEMS:
         raise InvalidRequest(f"The program names {len(found)} items.", suggestion=f"Use at most {_MOST_ITEMS}.")
+    visible = ItemVisibility(context.catalog, lambda: context.rights)
     declared: dict[str, tuple[str, JsonObject, JsonObject]] = {}
     targets: dict[str, str] = {}
     for name, reference in found.items():
-        chain = context.catalog.resolve(reference)
+        chain = callable_chain(Call(reference, context.space), context)
         tool, manifest = chain.tool, chain.tool.manifest
+        if visible.is_hidden(tool.identity):
+            raise ToolNotFound(reference)
         if as_text(manifest.config.get("verb")) in _OWN or tool.identity.partition("@")[0] == CODE:
             raise PolicyDenied(f"A program cannot call {tool.id!r}.", suggestion="Call it outside of a program.")
         verdict = context.rights.item_verdict([link.identity for link in chain.links], chain.item_traits)

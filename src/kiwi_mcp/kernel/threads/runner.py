@@ -221,7 +221,7 @@ class ThreadRunner:
                 f"{', '.join(items)} was not written or signed by the owner, so no thread may start it.",
                 suggestion="The owner signs it, or starts it once and lets it continue.",
             )
-        if (recorded := self._replies.get(parent.id)) is not None:
+        if (recorded := self._replies.get(parent.id)) is not None and start.has_model:
             self._replies[child.id] = recorded.child(child.item)
             child = replace(child, status="paused")  # so that no other process takes it
         first, spawned = first_events(child, start, key)
