@@ -23,12 +23,13 @@ from kiwi_mcp.catalog.references import (
     inheriting,
     references_in,
     required_servers,
+    text_item,
 )
 from kiwi_mcp.catalog.registry_source import RegistrySource
 from kiwi_mcp.catalog.release import BUILTIN
 from kiwi_mcp.catalog.source import BrokenFile, FolderSource, ItemSource
 from kiwi_mcp.domain.calls import Space
-from kiwi_mcp.domain.cards import Card
+from kiwi_mcp.domain.cards import Card, part_of_card
 from kiwi_mcp.domain.errors import (
     InvalidManifest,
     InvalidRequest,
@@ -43,6 +44,7 @@ from kiwi_mcp.domain.items import SOURCE_TRAITS, Chain, ItemType, ReferredItem, 
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Pin
 from kiwi_mcp.manifest.files import Stamps, are_fresh
+from kiwi_mcp.manifest.knowledge import body, sections
 from kiwi_mcp.manifest.provider import has_providers
 from kiwi_mcp.manifest.trust import FILE_NAME as TRUST_FILE
 from kiwi_mcp.manifest.trust import has_passed
@@ -129,6 +131,8 @@ class Catalog:
         is_users = "user" in self._by_name and "project" not in self._by_name
         self._stands_for: Mapping[Source | None, Source] = {"project": "user"} if is_users else {}
         self._chains: dict[tuple[str, ItemType | None], _Resolved] = {}
+        self._searchable: dict[tuple[Source, str], tuple[Sequence[Card], Sequence[Card]]] = {}
+        self._texts: dict[str, tuple[tuple[object, Card], Sequence[Card]]] = {}
         self._listed: dict[tuple[tuple[Source, str], ...], tuple[tuple[int, ...], Sequence[Card]]] = {}
 
     @property
@@ -246,6 +250,33 @@ class Catalog:
             found = [entry for source in asked for entry in source.entries()]
             self._listed[key] = (generation, tuple(sorted(found, key=lambda entry: (entry.tool_id, entry.identity))))
         return self._listed[key][1]
+
+    def searchable(self, source: ItemSource) -> Sequence[Card]:
+        """Return the cards of a source as search reads them: a text also by its parts; the same object if unchanged."""
+        cards = self.cards((source,))
+        known = self._searchable.get((source.name, source.home))
+        if known is None or known[0] is not cards:
+            known = cards, tuple(one for card in cards for one in (card, *self._parts(source, card)))
+            self._searchable[source.name, source.home] = known
+        return known[1]
+
+    def _parts(self, source: ItemSource, card: Card) -> Sequence[Card]:
+        """Return a card for each part of a text, with its title in front; none for other items and for sealed ones."""
+        sheet = self.sheets.get(card.tool_type)
+        if sheet is None or "links" not in sheet.words or not SOURCE_TRAITS[card.source].is_editable:
+            return ()
+        stamp = source.stamp(card)
+        known = self._texts.get(card.path)
+        if known is None or known[0] != (stamp, card):
+            try:
+                opened = source.open(card)
+                found = sections(body(text_item(opened.tool).text)) if opened else ()
+            except KiwiError:  # it is listed among the broken files
+                found = ()
+            title = card.description.partition("\n")[0]
+            parts = [part_of_card(card, at, f"{title}: {text}") for at, (_, text) in enumerate(found, 1)]
+            known = self._texts[card.path] = (stamp, card), parts
+        return known[1]
 
     def sources(self, names: Collection[Source]) -> Sequence[ItemSource]:
         """Return the sources that some names stand for here."""

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kiwi_mcp.domain.items import Source
 from kiwi_mcp.domain.json import Json, as_object, as_text
@@ -49,6 +50,25 @@ class Card(Struct, frozen=True, array_like=True):
     def semver(self) -> Version:
         """The version to compare by; an invalid version is lower than all valid ones."""
         return Version.parse(self.version) or Version(0, 0, 0, ("0",))
+
+
+_PART = "#part-"
+
+
+def part_of_card(card: Card, number: int, text: str) -> Card:
+    """Return the card of a part of a text, by which the text is found; only its path tells it from the whole one."""
+    return replace(card, path=f"{card.path}{_PART}{number}", description=text[:TEXT_LIMIT])
+
+
+def part_number(card: Card) -> int:
+    """Return which part of a text a card is about; 0 for the whole item."""
+    head, mark, number = card.path.rpartition(_PART)
+    return int(number) if mark and head and number.isdecimal() else 0
+
+
+def whole_path(card: Card) -> str:
+    """Return the file of an item, also for the card of a part of it."""
+    return card.path.rpartition(_PART)[0] if part_number(card) else card.path
 
 
 class CardFeatures(NamedTuple):

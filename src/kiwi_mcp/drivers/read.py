@@ -14,7 +14,7 @@ from kiwi_mcp.domain.json import JsonObject, as_text
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan, ReadSpec
 from kiwi_mcp.drivers.driver import Dispatch
-from kiwi_mcp.manifest.knowledge import body, links
+from kiwi_mcp.manifest.knowledge import body, links, text_faults
 from kiwi_mcp.manifest.program import checked_inputs, directive_program, folder_issues, undeclared
 
 _LARGEST_FILE = 1_000_000
@@ -28,6 +28,9 @@ class Read:
         """Report where the text of a directive in a folder says other than its manifest, or names unknown inputs."""
         tool = chain.tool
         if not tool.manifest.executor:
+            written = load_bytes(tool, text_file(tool)).decode("utf-8", errors="replace")
+            if found := [*text_faults(written, tool.manifest.config, what=tool.id)] if not _is_skill(chain) else []:
+                raise InvalidManifest(tool.id, found)
             return
         file, text = text_file(tool).path, text_item(tool).text
         issues = list(folder_issues(tool.manifest, text, file)) if tool.origin.is_folder else []

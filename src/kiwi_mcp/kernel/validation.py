@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -29,6 +29,7 @@ from kiwi_mcp.domain.errors import (
 )
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import SOURCE_TRAITS, Chain, Source, Tool
+from kiwi_mcp.domain.json import as_list, as_text
 from kiwi_mcp.drivers.driver import Driver
 from kiwi_mcp.kernel.context import Context
 from kiwi_mcp.kernel.paths import refuse_nowhere
@@ -87,7 +88,7 @@ async def examine(tool: Tool, context: Context) -> Verdict:
         )
     )
     sheet = catalog.sheets.get(tool.manifest.tool_type)
-    issues += _reference_issues(tool, catalog)
+    issues += [*_reference_issues(tool, catalog), *_broken_links(tool, catalog)]
     if missing is not None:
         issues = [_with_guess(issue, tool, catalog) for issue in issues]
     if missing is not None and sheet is not None and not any(issue.place == "executor" for issue in issues):
@@ -97,6 +98,16 @@ async def examine(tool: Tool, context: Context) -> Verdict:
         links, traits = (below.links, below.traits) if below else ((), ())
         issues += await _driver_issues(Chain((tool, *links), (sheet.traits, *traits)), below, driver, context)
     return Verdict(tuple(issues), tool.manifest.tool_type, tool.digest)
+
+
+def _broken_links(tool: Tool, catalog: Catalog) -> Iterator[Issue]:
+    """Yield a warning for each `[[link]]` of a text that leads nowhere."""
+    for name in map(as_text, as_list(tool.manifest.config.get("links"))):
+        try:
+            catalog.find(name, item_type=tool.item_type)
+        except KiwiError:
+            fix = f"Create {name!r:.100}, or correct the link."
+            yield Issue("links", f"[[{name[:100]}]] leads nowhere", fix, "warning")
 
 
 def _reference_issues(tool: Tool, catalog: Catalog) -> Sequence[Issue]:

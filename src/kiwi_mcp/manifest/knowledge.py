@@ -8,11 +8,14 @@ first heading, `links` are the `[[targets]]` in the text, in order, and `extra` 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
-from kiwi_mcp.domain.json import Json, JsonObject, as_text
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.document import refuse
+from kiwi_mcp.manifest.json_schema import faults, schema_faults
 from kiwi_mcp.manifest.signatures import split
 from kiwi_mcp.manifest.type_specs import FileFormat, TypeSpec
 from kiwi_mcp.manifest.yaml import read_yaml
@@ -23,6 +26,9 @@ MAX_CHARACTERS = 4_000_000
 _MANIFEST = ("version", "category", "tags", "author", "created_at")
 _NOT_CONTENT = {"id", "zettel_id", "description", "validated_at", "content_hash", "integrity", "embedding"}
 _END = lazy_pattern(r"^---[ \t]*\r?$", re.MULTILINE)
+SECTION_LENGTH = 1_800
+"""The longest part of a text that is found and loaded by itself, in characters."""
+_SECTION = lazy_pattern(r"^##[ \t]+(\S[^\n]*)$", re.MULTILINE)
 _HEADING = lazy_pattern(r"^#[ \t]+(\S[^\n]*)$", re.MULTILINE)
 _LINK = lazy_pattern(r"\[\[([^\[\]|\n]{1,200})(?:\|[^\[\]\n]{0,200})?\]\]")
 
@@ -45,6 +51,31 @@ def read_front_matter(text: str, spec: TypeSpec, format_: FileFormat, *, what: s
         **{word: front[word] for word in _MANIFEST if word in front},
         "config": config,
     }
+
+
+def text_faults(text: str, config: JsonObject, *, what: str) -> Iterator[Issue]:
+    """Yield what is wrong with a text that is to be read: no title, no text, or keys that its own schema refuses."""
+    front, content = front_matter(text, what)
+    # An entry without a title is shown by its name, which says too little to sign it.
+    if not (front.get("title") or as_text(config.get("title")) not in {"", what} or _heading(content)):
+        yield Issue("title", "is missing", "Write `title:` in the front matter, or a heading `# …`.")
+    if not content.strip():
+        yield Issue("body", "is empty: there is nothing to read", "Write the text below the front matter.")
+    if schema := as_object(config.get("schema")):
+        found = schema_faults(schema, "schema")
+        yield from found or faults(schema, {**as_object(config.get("extra")), **front}, place="")
+
+
+def sections(content: str) -> tuple[tuple[str, str], ...]:
+    """Return the parts of a text: the heading and the text of each, cut at `##` and where a part is too long."""
+    found: list[tuple[str, str]] = []
+    starts = [0, *(one.start() for one in _SECTION.finditer(content)), len(content)]
+    for start, end in pairwise(dict.fromkeys(starts)):
+        part = content[start:end].strip()
+        heading = _SECTION.match(part)
+        name = heading[1].strip() if heading else ""
+        found += [(name, part[at : at + SECTION_LENGTH]) for at in range(0, len(part), SECTION_LENGTH)]
+    return tuple(found)
 
 
 def body(text: str) -> str:

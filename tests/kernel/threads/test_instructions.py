@@ -83,6 +83,24 @@ async def test_init_writes_a_table_of_commands_that_models_follow(agents: Agents
     assert (agents.project / "AGENTS.md").read_text() == "Mine.\n"
 
 
+@pytest.mark.req("K-DI-03")
+async def test_a_finished_thread_is_kept_as_knowledge(agents: Agents) -> None:
+    agents.directive("study")
+    await agents.sign("study")
+    agents.model.will(say("Kiwis sleep in burrows, see [[nests]]. The key is scripted-key."))
+    done = await agents.start("study")
+    made = await agents.read("thread", action="keep", thread_id=done["thread_id"], name="kiwi_sleep")
+    assert made["path"].endswith(".ai/knowledge/kiwi_sleep.md")
+    found = await agents.read("search", query="where do kiwis sleep burrows", item_type="knowledge")
+    assert found["results"][0]["name"] == "kiwi_sleep"
+    loaded = await agents.read("load", item_id="kiwi_sleep", item_type="knowledge")
+    assert "Kiwis sleep in burrows" in loaded["content"]
+    assert "scripted-key" not in loaded["content"]
+    assert "broken_links" not in loaded
+    again = await agents.call("thread", action="keep", thread_id=done["thread_id"], name="kiwi_sleep")
+    assert again.content["code"] == "already_exists"
+
+
 @pytest.mark.req("C4", "J4")
 async def test_an_edit_of_instructions_or_of_a_loaded_skill_reaches_the_next_turn(agents: Agents) -> None:
     agents.directive("talk")

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import KiwiError
-from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
 from kiwi_mcp.domain.threads import Thread, ThreadEvent
 from kiwi_mcp.domain.times import iso
 from kiwi_mcp.policy.secret_access import every_value
@@ -23,6 +23,12 @@ FILE = "transcript.jsonl"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MORE = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _Row: TypeAlias = tuple[str, JsonObject]
+_LONGEST_PART, _LONGEST_ENTRY = 20_000, 400_000
+"""How many characters of a text, and of all of them, an entry of knowledge has."""
+_HEADINGS = {
+    "user_message": "Task", "injected_message": "Message", "assistant_message": "Model", "tool_result": "Result of",
+    "completed": "Result",
+}  # fmt: skip
 
 
 def transcript_path(thread: Thread) -> str:
@@ -129,6 +135,21 @@ def _cost(body: JsonObject) -> JsonObject:
     micros = body.get("cost_micros")
     spend: Json = micros / 1_000_000 if isinstance(micros, int) else None
     return {"usage": as_object(body.get("usage")), "spend": spend, "currency": "USD"}
+
+
+def knowledge_text(thread: Thread, events: Iterable[ThreadEvent], name: str, redactor: Redactor) -> str:
+    """Return a thread as an entry of knowledge: its task, its turns and its result, without secrets."""
+    title = f"{thread.directive}, {iso(thread.created_at)[:10]}, {thread.status}"
+    parts = ["\n".join(("---", f"id: {name}", f"title: {compact(title)}", "version: 1.0.0",
+             "entry_type: thread_transcript", f"thread: {compact(thread.id)}", "---"))]  # fmt: skip
+    for event in events:
+        for kind, about in _kiwi_rows(event):
+            if heading := _HEADINGS.get(kind):
+                text = text_of(about.get("text") or about.get("content") or about.get("result") or "")
+                tool = f" {as_text(about['tool'])}" if "tool" in about else ""
+                parts.append(f"## {heading}{tool}\n\n{text[:_LONGEST_PART]}" if text else "")
+    # What only looks like a link is none.
+    return redactor.text("\n\n".join(filter(None, parts))[:_LONGEST_ENTRY].replace("[[", "[ [")) + "\n"
 
 
 class TranscriptMirror:

@@ -114,7 +114,7 @@ VERBS: tuple[VerbFamily, ...] = (
             **dict.fromkeys(
                 ("list", "start", "show", "watch", "answer", "inject", "pause", "resume", "cancel", "costs"), "thread"
             ),
-            **dict.fromkeys(("fork", "verify", "export", "erase", "instructions"), "thread"),
+            **dict.fromkeys(("fork", "verify", "export", "erase", "instructions", "keep"), "thread"),
             **dict.fromkeys(("record", "replay", "eval"), "thread_replay"),
         },
         description="Threads: directives that a model executes, with rights and limits of their own.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +15,7 @@ from kiwi_mcp.catalog.item_reader import load_bytes
 from kiwi_mcp.catalog.item_writer import ItemDraft, write
 from kiwi_mcp.catalog.lockfile import NAME as LOCK_NAME
 from kiwi_mcp.catalog.lockfile import SignedBy, lock_at, lost_signatures, record
+from kiwi_mcp.catalog.references import text_file
 from kiwi_mcp.domain.errors import AlreadyExists, IntegrityMismatch, InvalidRequest, KiwiError, NotFound
 from kiwi_mcp.domain.grants import Rights
 from kiwi_mcp.domain.items import SOURCE_TRAITS, ItemType, Source, Tool
@@ -40,11 +42,13 @@ from kiwi_mcp.kernel.verb import (
 )
 from kiwi_mcp.kernel.view import Data, Hint, Notice, ViewItem, warning_rows
 from kiwi_mcp.manifest.files import read_file, writing
+from kiwi_mcp.manifest.knowledge import body, sections
 from kiwi_mcp.manifest.signatures import MAX_SIDECAR, has_sidecar, sidecar, signature_form
 from kiwi_mcp.policy.authorize import refuse_lost
 from kiwi_mcp.store.outputs import read_page
 
 _TEXT_LIMIT = 200_000
+_MOST_LINKS = 100
 
 
 class LoadRequest(ItemRequest, frozen=True, kw_only=True):
@@ -133,6 +137,11 @@ class LoadResponse(Response, frozen=True, kw_only=True):
     trust: str = ""
     signer: str = ""
     files: tuple[FileSize, ...] = ()
+    links: dict[str, str] = field(default_factory=dict)
+    """Where the links of a text lead, by their names."""
+    broken_links: tuple[str, ...] = ()
+    backlinks: tuple[str, ...] = ()
+    """The texts that link to it."""
     chain: list[str] | None = None
     problem: str = ""
     permitted: bool = True
@@ -265,9 +274,34 @@ def definition(
         **({"trust": tool.trust} if tool.trust else {}),
         **({"signer": tool.signer} if tool.signer else {}),
         "files": [{"path": one.path, "size": one.size} for one in tool.files],
+        **_links(tool, catalog),
         **_chain(tool, catalog),
         **_denial(tool, catalog, rights),
     }
+
+
+def _links(tool: Tool, catalog: Catalog) -> JsonObject:
+    """Return where the links of a text lead, and the texts that link to it; nothing for other items."""
+    sheet = catalog.sheets.get(tool.manifest.tool_type)
+    if sheet is None or "links" not in sheet.words:
+        return {}
+    named = [as_text(one) for one in as_list(tool.manifest.config.get("links"))]
+    found: dict[str, str] = {}
+    for name in named:
+        with suppress(KiwiError):
+            found[name] = catalog.find(name, item_type=tool.item_type).identity
+    back: list[Json] = []
+    for card in catalog.all(("project", "user")):
+        other_sheet = catalog.sheets.get(card.tool_type)
+        has_links = other_sheet is not None and "links" in other_sheet.words
+        if has_links and card.tool_id != tool.id and len(back) < _MOST_LINKS:
+            with suppress(KiwiError):
+                other = catalog.find(card.identity, item_type=tool.item_type).manifest.config
+                if tool.id in as_list(other.get("links")):
+                    back.append(card.tool_id)
+    broken: list[Json] = [name for name in named if name not in found]
+    parts: dict[str, Json] = {"links": found, "broken_links": broken, "backlinks": back}
+    return {word: value for word, value in parts.items() if value}
 
 
 def _chain(tool: Tool, catalog: Catalog) -> JsonObject:
@@ -284,12 +318,24 @@ def _denial(tool: Tool, catalog: Catalog, rights: Callable[[], Rights] | None) -
 
 
 def _text(tool: Tool, name: str | None) -> str:
+    if name and name.startswith("#"):
+        return _section(tool, name)
     wanted = name or tool.origin.path.name
     for file in tool.files:
         if file.path == wanted:
             return load_bytes(tool, file).decode("utf-8", errors="replace")[:_TEXT_LIMIT]
     listed = ", ".join(file.path for file in tool.files)
     raise NotFound(f"{tool.id!r} has no file {wanted!r}.", suggestion=f"Its files are: {listed}.", tool_id=tool.id)
+
+
+def _section(tool: Tool, name: str) -> str:
+    """Return the part of a text that a search found: `#3` is its third part, `#Retries` the one with that heading."""
+    found = sections(body(load_bytes(tool, text_file(tool)).decode("utf-8", errors="replace")))
+    for number, (heading, text) in enumerate(found, 1):
+        if name[1:].casefold() in {str(number), heading.casefold()}:
+            return text
+    listed = ", ".join(f"#{heading or number}" for number, (heading, _) in enumerate(found, 1))
+    raise NotFound(f"{tool.id!r} has no part {name!r:.80}.", suggestion=f"Its parts are: {listed}.", tool_id=tool.id)
 
 
 def _copied(tool: Tool, catalog: Catalog, destination: Where, authorship: AuthorshipLog) -> JsonObject:

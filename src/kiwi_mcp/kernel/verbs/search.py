@@ -16,7 +16,7 @@ from msgspec import Struct
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.registry_source import is_listed
 from kiwi_mcp.catalog.source import BrokenFile, ItemSource
-from kiwi_mcp.domain.cards import Card
+from kiwi_mcp.domain.cards import Card, part_number, whole_path
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.grants import Rights
 from kiwi_mcp.domain.items import NO_SOURCE, SOURCE_TRAITS, Source
@@ -96,6 +96,8 @@ class SearchResult(Struct, frozen=True, kw_only=True):
     score: float
     tool_type: str
     identity: str
+    section: str = ""
+    """The part of a text that fits: `load` returns it as a `file`."""
     full_name: str = ""
     also: tuple[str, ...] = ()
     """The same item in other places."""
@@ -299,7 +301,7 @@ class CatalogCards(Struct, frozen=True):
 
     def cards(self) -> Sequence[Card]:
         """Return all cards of the source."""
-        return self.catalog.cards((self.source,))
+        return self.catalog.searchable(self.source)
 
     def published(self) -> PublishedItems | None:
         """Return the registry that holds the items, if they are published and it can be opened."""
@@ -414,7 +416,8 @@ def is_browsing(request: SearchRequest) -> bool:
 
 def browse(cards: Iterable[Card], keeps: Callable[[Card], bool] | None) -> RankedHits:
     """Return every visible card, by name, with the full score."""
-    kept = sorted(filter(keeps, cards) if keeps else cards, key=lambda card: (card.tool_id, card.identity, card.path))
+    whole = (card for card in cards if not part_number(card))
+    kept = sorted(filter(keeps, whole) if keeps else whole, key=lambda card: (card.tool_id, card.identity, card.path))
     return RankedHits([Hit(card, 1.0, MatchReason()) for card in kept], len(kept))
 
 
@@ -434,15 +437,20 @@ def hits_response(
 ) -> dict[str, Json]:
     """Return the hits, in the requested order; `is_shared` says whether several items have a name."""
     groups: dict[tuple[object, ...], list[Hit]] = {}
+    seen: set[tuple[str, str]] = set()
     for hit in sort_hits(ranked.hits, request.sort_by):
         card = hit.card
+        # A text is found once, by the part that fits best.
+        if (key := (card.identity, whole_path(card))) in seen:
+            continue
+        seen.add(key)
         # What only looks alike is not the same: two servers may ask before one of them is used.
         groups.setdefault((card.tool_id, card.tool_type, card.description, card.parameters), []).append(hit)
     shown = [*groups.values()][: request.limit]
     hits = [group[0] for group in shown]
     response: dict[str, Json] = {
         "results": [_result(group, query, permission, is_shared) for group in shown],
-        "total": ranked.total - sum(len(group) - 1 for group in groups.values()),
+        "total": ranked.total - (len(ranked.hits) - len(groups)),
         "query": request.query,
         "source": request.source,
     }
@@ -529,11 +537,13 @@ def _result(
         "name": card.tool_id,
         "description": _line(card.description),
         "source": card.source,
-        "path": card.path,
+        "path": whole_path(card),
         "score": round(hit.score, 2) or 0.01,
         "tool_type": card.tool_type,
         "identity": card.identity,
     }
+    if number := part_number(card):
+        response["section"] = f"#{number}"
     if is_shared(card.tool_id):
         response["full_name"] = card.identity.partition("@")[0]
     if others:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -45,7 +46,7 @@ from kiwi_mcp.kernel.threads.start import (
     switched_model,
     typed_inputs,
 )
-from kiwi_mcp.kernel.threads.transcript import redactor_for, transcript_lines, transcript_path
+from kiwi_mcp.kernel.threads.transcript import knowledge_text, redactor_for, transcript_lines, transcript_path
 from kiwi_mcp.kernel.threads.wake import start_worker
 from kiwi_mcp.kernel.threads.work import ThreadStores
 from kiwi_mcp.kernel.verb import (
@@ -960,6 +961,47 @@ async def export_thread(request: ThreadExportRequest, context: VerbContext) -> T
     redactor = await _redactor(thread, context)
     lines = [*transcript_lines(events, request.format, redactor)]
     return ThreadExportResponse(thread_id=thread.id, format=request.format, lines=lines)
+
+
+class ThreadKeepRequest(ThreadIdRequest, frozen=True, kw_only=True):
+    """Which thread to keep, and under which name."""
+
+    name: Annotated[NameText | None, Option("The name of the entry; that of the directive and the id otherwise.")] = (
+        None
+    )
+
+
+class ThreadKeepResponse(Response, frozen=True, kw_only=True):
+    """The entry of knowledge that was written."""
+
+    thread_id: str
+    item_id: str
+    path: str
+
+
+def _keep_view(response: ThreadKeepResponse) -> Iterator[ViewItem]:
+    yield Data(response.path)
+
+
+@verb("keep", group="thread", access=OWNER, needs_receipt=True, shows=_keep_view)
+async def keep_thread(request: ThreadKeepRequest, context: VerbContext) -> ThreadKeepResponse:
+    """Write a thread that has ended as an entry of knowledge, so that search finds what it did."""
+    stores, thread = _stores(context), await _own_thread(request.thread_id, context)
+    if not thread.is_ended:
+        raise InvalidRequest(f"{thread.id} has not ended.", suggestion="Wait for its end, or cancel it.")
+    events = await stores.do(partial(stores.threads.events, thread.id))
+    if any(event.is_erased for event in events):
+        raise InvalidRequest(f"The texts of {thread.id} were erased.", suggestion="Name another thread.")
+    name = request.name or re.sub(r"[^a-z0-9_-]", "_", f"{thread.directive}_{thread.id[-8:]}".lower())
+    content = knowledge_text(thread, events, name, await _redactor(thread, context))
+    wanted: JsonObject = {"action": "create", "item_type": "knowledge", "item_id": name}
+    project: JsonObject = {"project_path": thread.project} if thread.project else {}
+    answer = await context.services.dispatch(
+        "execute", {**wanted, **project, "parameters": {"content": content}}, context.caller
+    )
+    if answer.error is not None:
+        raise answer.error
+    return ThreadKeepResponse(thread_id=thread.id, item_id=name, path=as_text(answer.content.get("path")))
 
 
 @verb("erase", group="thread", access=OWNER, needs_receipt=True, shows=_result_view)
