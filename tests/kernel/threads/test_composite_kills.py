@@ -38,7 +38,7 @@ class CompositeSiege(Siege):
 
     def kill_one(self, words: list[str]) -> None:
         """Run one command and kill it, with a random delay after a random number of calls."""
-        before = self.calls() + self.chance.randint(0, 6)
+        before = self.calls() + self.chance.randint(0, 3)
         process, until = self.popen(*words), time.monotonic() + 6
         while process.poll() is None and time.monotonic() < until and self.calls() <= before:
             time.sleep(0.005)
@@ -48,6 +48,17 @@ class CompositeSiege(Siege):
             process.kill()
             self.killed[words[0]] += 1
         process.wait()
+
+    async def finish(self) -> None:
+        """Let everything run to its end, in this process."""
+        for _ in range(20):
+            await self.answer_all()
+            left = [one for one in self.threads() if not one.is_ended]
+            if not left:
+                return
+            for one in left:
+                await self.agents.call("thread", action="resume", thread_id=one.id, wait=True)
+        raise AssertionError([(one.id, one.status, one.waits_for) for one in self.threads() if not one.is_ended])
 
     def calls(self) -> int:
         """Return how many calls have begun."""

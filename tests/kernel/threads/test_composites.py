@@ -365,3 +365,27 @@ async def test_a_composite_is_no_way_to_more_rights(agents: Agents) -> None:
     assert not (agents.project / "notes.txt").exists()
     ended = await run(agents, "ends")  # the tools of a thread's model are not for steps; others of Kiwi's own are
     assert {name: one["status"] for name, one in ended["steps"].items()} == {"r": "failed", "m": "ok"}, ended
+
+
+async def test_a_retried_step_starts_a_new_child_and_a_step_may_be_a_thread(agents: Agents) -> None:
+    flaky = """echo x >> tries.txt; test $(wc -l < tries.txt) -ge 2 && echo '"good"'"""
+    await tools(agents, {"flaky": flaky})
+    await composite(agents, "inner", [{"id": "f", "tool": "flaky"}], output="{steps.f.result}")
+    agents.directive("study")
+    manifest = {
+        "tool_id": "student", "tool_type": "thread", "executor": "llm_runtime", "version": "1.0.0",
+        "description": "Studies", "config": {"directive": "study"}, "parameters": [{"name": "topic", "type": "string"}],
+    }  # fmt: skip
+    (agents.user / "tools" / "student.yaml").write_text(json.dumps(manifest))
+    await agents.sign("study", "student")
+    steps: list[Json] = [
+        {"id": "i", "tool": "inner", "retry": {"attempts": 2, "backoff_ms": 1}},
+        {"id": "s", "tool": "student", "parameters": {"topic": "{steps.i.result} birds"}},
+    ]
+    await composite(agents, "outer", steps, output=["{steps.i.result}", "{steps.s.result}"])
+    agents.model.will(say("Birds."))
+    done = await run(agents, "outer")
+    assert done["result"] == ["good", "Birds."], done
+    assert "Look into good birds." in json.dumps(agents.model.requests[0].json)
+    listed = (await agents.read("thread", action="list"))["threads"]
+    assert sorted(one["status"] for one in listed) == ["completed", "completed", "completed", "failed"]

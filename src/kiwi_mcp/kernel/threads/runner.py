@@ -233,10 +233,14 @@ class ThreadRunner:
         return made
 
     def _spawned(self, events: Sequence[ThreadEvent], key: str) -> Thread | None:
-        """Return the child that a call or a hook has started before."""
-        found = (event.body for event in events if event.kind == "spawned" and event.body.get("key") == key)
-        made = next(found, None)
-        return None if made is None else self.stores.threads.get(as_text(made.get("thread_id")))
+        """Return the child that a call or a hook has started before; a call that is retried starts a new one."""
+        made, call_id = "", key.rpartition("/")[2]
+        for event in events:
+            if event.kind == "spawned" and event.body.get("key") == key:
+                made = as_text(event.body.get("thread_id"))
+            elif event.kind == "result" and as_object(event.body.get("part")).get("id") == call_id:
+                made = ""
+        return self.stores.threads.get(made) if made else None
 
     async def wake(
         self,
