@@ -12,7 +12,7 @@ Ask = Callable[..., Answer]
 def test_an_unknown_action_is_reported_in_one_short_sentence(ask: Ask) -> None:
     response = ask("execute", action="publsh", item_id="greet").content
     assert response["message"] == "Invalid request for `execute`: action: there is no 'publsh'."
-    assert str(response["suggestion"]).startswith("Did you mean `publish`? Use one of: run, sign,")
+    assert str(response["suggestion"]).startswith("Did you mean `publish`? Use one of: run, code, sign,")
 
 
 def test_every_verb_has_a_help_page(ask: Ask) -> None:

@@ -197,16 +197,16 @@ async def import_skill(request: SkillImportRequest, context: VerbContext) -> Ski
 
 
 def _imported(request: SkillImportRequest, catalog: Catalog) -> SkillFilesResponse:
-    source = Path(request.path)
-    root = source.parent if source.name == SKILL_FILE else source
+    given = Path(request.path)
+    root = given.parent if given.name == SKILL_FILE else given
     is_folder = root.is_dir() and not root.is_symlink() and (root / SKILL_FILE).is_file()
-    if not is_folder and not (source.is_file() and source.suffix == ".md"):
-        raise NotFound(f"{source} is no skill.", suggestion=f"Name a folder with a {SKILL_FILE}, or a Markdown file.")
-    name = root.resolve().name if is_folder else source.stem
+    if not is_folder and not (given.is_file() and given.suffix == ".md"):
+        raise NotFound(f"{given} is no skill.", suggestion=f"Name a folder with a {SKILL_FILE}, or a Markdown file.")
+    name = root.resolve().name if is_folder else given.stem
     if not is_tool_id(name):
         fix = "Rename the folder: lower-case letters, digits and single hyphens."
         raise InvalidRequest(f"{name!r:.80} cannot name a skill.", suggestion=fix)
-    tree = Tree(str(source))
+    tree = Tree(str(given))
     if is_folder:
         tree.take_folder(root)
         files = {one.path: read_file(root / one.path, limit=MAX_BYTES).data for one in tree.ordered()}
@@ -214,8 +214,8 @@ def _imported(request: SkillImportRequest, catalog: Catalog) -> SkillFilesRespon
             f"{_FOLDER}/{name}", SKILL_FILE, files, frozenset(one.path for one in tree.ordered() if one.is_executable)
         )
     else:
-        files = {source.name: read_file(source, limit=MAX_BYTES).data}
-        draft = ItemDraft(f"{_FOLDER}/{source.name}", source.name, files)
+        files = {given.name: read_file(given, limit=MAX_BYTES).data}
+        draft = ItemDraft(f"{_FOLDER}/{given.name}", given.name, files)
     path = write(draft, catalog.space.folder(request.destination))
     tool = catalog.find(name, source=request.destination, item_type="skill")
     warnings = [f"{one.place}: {one.reason}" for one in (*tree.issues, *tool.manifest.issues)]
