@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from importlib import resources
 from typing import Any
 
 import pytest
@@ -183,3 +184,18 @@ async def test_a_snapshot_that_was_changed_in_the_store_is_not_loaded(tools: Age
 async def test_only_the_item_starts_a_program(tools: Agents) -> None:
     answer = await tools.call("code_tools", action="run", arguments={"code": "1"})
     assert answer.content["code"] == "not_permitted", answer.content
+
+
+async def test_an_item_of_a_server_is_named_after_the_server(tools: Agents) -> None:
+    folder = tools.project / ".ai" / "tools" / "notes"
+    folder.mkdir(parents=True)
+    source = resources.files("kiwi_mcp.data") / "new" / "mcp" / "server.py"
+    (folder / "server.py").write_text(source.read_text().replace("{name}", "notes"))
+    config = {"transport": "stdio", "command": "python3", "args": [".ai/tools/notes/server.py"]}
+    manifest = {"tool_id": "notes", "tool_type": "mcp_server", "executor": "subprocess", "version": "1.0.0"}
+    own = {"description": "A server", "config": config}
+    (folder / "tool.yaml").write_text(json.dumps({**manifest, **own}))
+    await tools.call("mcp", action="refresh", server="notes", yes=True)
+    await tools.call("mcp", action="accept", server="notes")
+    answer = await run(tools, "[await tools.notes.echo(text='a'), await tools.notes.echo(text='b')]")
+    assert answer.content.get("result") == {"value": ["a", "b"]}, answer.content

@@ -89,8 +89,8 @@ def identifier_path(reference: str) -> str:
 
 
 def _looked_up(prefixes: list[str], context: Context) -> dict[str, str]:
-    """Return the item that a dotted name in a program means, the shortest first; the type check names unknown ones."""
-    for name in prefixes:
+    """Return the item that a dotted name in a program means, the longest first; the type check names unknown ones."""
+    for name in reversed(prefixes):
         path = name.replace(".", "/")
         for reference in dict.fromkeys((path, path.replace("_", "-"))):
             try:
