@@ -206,8 +206,9 @@ def test_every_block_is_executed_or_a_server_entry_or_plain_text(page: Path) -> 
                 assert not block.path
             case "json" if not (block.is_request or block.path):
                 (entry,) = json.loads(block.text)["mcpServers"].values()
-                assert start.named_project(entry["args"][1:]) is not None
-                assert (Path(entry["command"]).name, entry["args"][0]) == ("kiwi", "serve")
+                words = entry["args"][1:] if entry["args"][0] == "memory" else entry["args"]
+                assert start.named_project(words[1:]) is not None
+                assert (Path(entry["command"]).name, words[0]) == ("kiwi", "serve")
             case "yaml":
                 assert yaml.safe_load(block.text)
             case "json":

@@ -39,7 +39,10 @@ MCP_TOOL: JsonObject = {"tool_type": "mcp_tool", "executor": "server", "config":
 RUNTIME: JsonObject = {"tool_type": "runtime", "executor": "subprocess", "config": {"command": "lua"}}
 KNOWLEDGE: JsonObject = {
     "tool_type": "knowledge",
-    "files": {"tool.yaml": "tool_id: it\ntool_type: knowledge\nversion: 1.0.0\n", "README.md": "x"},
+    "files": {
+        "tool.yaml": "tool_id: it\ntool_type: knowledge\nversion: 1.0.0\nconfig: {title: Notes}\n",
+        "README.md": "x",
+    },
 }
 GOOD: Mapping[str, JsonObject] = {
     "script": SCRIPT, "api": API, "server": SERVER, "remote server": REMOTE, "mcp tool": MCP_TOOL, "runtime": RUNTIME,

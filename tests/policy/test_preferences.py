@@ -41,7 +41,9 @@ def sent(wishes: PreferenceSection) -> list[str]:
 def test_without_a_file_the_defaults_apply(user: Path) -> None:
     found = owner_preferences(user)
     assert sent(found.always_send) == ["execute", "help", "load", "search"]
-    assert sent(found.prompts) == sent(found.resources) == ["project/local/*", "user/local/*"]
+    own = ["project/local/*", "user/memory/*", "user/local/*"]
+    assert sent(found.resources) == own
+    assert sent(found.prompts) == ["project/agents/*", "project/claude/*", *own]
     assert found.task_after == 5
     write(user, "# nothing but a comment\n")
     assert owner_preferences(user) == found
@@ -60,7 +62,10 @@ def test_every_key_is_read_and_a_list_means_yes(user: Path) -> None:
     echo = found.always_send.about(["mcp/everything/echo"])
     assert echo is not None
     assert echo.name == "echo"
-    assert sent(found.prompts) == ["review", "everything/*", "project/local/*", "user/local/*"]
+    assert sent(found.prompts) == [
+        *("review", "everything/*", "project/agents/*", "project/claude/*"),
+        *("project/local/*", "user/memory/*", "user/local/*"),
+    ]
     decided = found.resources.about(["project/local/guide", "local/guide", "guide"])
     assert decided == Preference("*", is_sent=False)
     assert found.task_after == 0.5

@@ -122,13 +122,13 @@ def test_a_pattern_that_matches_hundreds_of_tools_sends_the_usual_number_and_cou
 @pytest.mark.usefixtures("record")
 def test_hundreds_of_tools_are_searched_outside_the_event_loop(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: set[str] = set()
-    everything = Catalog.all
+    everything = Catalog.cards
 
     def noted(catalog: Catalog, *words: object) -> object:
         threads.add(threading.current_thread().name)
         return everything(catalog, *words)  # type: ignore[arg-type]  # passed on as they came
 
-    monkeypatch.setattr(Catalog, "all", noted)
+    monkeypatch.setattr(Catalog, "cards", noted)
 
     async def story() -> None:
         kernel = Kernel(space.project, user=space.user, cache=space.cache)

@@ -297,7 +297,7 @@ class ExecuteRequest(Request, frozen=True, kw_only=True):
     item_type: ItemKind | None = None
     project_path: Annotated[LongText | None, Meta(description="Your project's absolute path")] = None
     action: Action = "run"
-    item_id: Annotated[NameText | None, Meta(description="The item")] = None
+    item_id: NameText | None = None
     parameters: Annotated[dict[str, AnyJson], Meta(description="The tool's, or the action's")] = {}
     dry_run: Annotated[bool, Meta(description="Show the plan")] = False
     frozen: Annotated[bool, Meta(description="Refuse changes since signing")] = False
