@@ -677,7 +677,7 @@ async def _ask_here(thread_id: str, context: VerbContext) -> str:
     except Unanswered:  # the client left, or does not show forms: the question stays open
         return ""
     answer = as_object(said.get("content")).get("answer")
-    if said.get("action") != "accept" or not isinstance(answer, str) or any(faults(asked.schema, answer)):
+    if said.get("action") != "accept" or answer is None or any(faults(asked.schema, answer)):
         return ""
     await stores.do(lambda: stores.questions.answer(asked.id, answer, by, now_ms()))
     return asked.thread_id
