@@ -476,7 +476,7 @@ def test_prompts_and_resources_of_servers_are_listed_if_the_owner_prefers_them(
     assert as_list(offers.prompts[0].parameters["required"]) == ["who"]
     assert own(offers.resources) == ["test://static-text"]
     assert names(offers.templates) == ["kiwi://help/{topic}", *OWN_TEMPLATES, "test://template/{id}/data"]
-    assert offers.templates[2].identity.startswith("mcp/everything/")
+    assert offers.templates[-1].identity.startswith("mcp/everything/")
     assert offers.tools == ()
 
 

@@ -204,9 +204,8 @@ async def rate_allows(run: Run, context: Context) -> None:
 
 async def secrets_are_granted(run: Run, context: Context) -> None:
     """12 Every variable is set, granted to this recipient and bound to this target."""
-    run.secrets = NO_SECRETS
-    if run.plan.variables:
-        run.secrets = secrets_of(run.plan, run.chain, context, is_accepted=run.prepared.is_accepted)
+    plan, is_accepted = run.plan, run.prepared.is_accepted
+    run.secrets = secrets_of(plan, run.chain, context, is_accepted=is_accepted) if plan.variables else NO_SECRETS
 
 
 async def server_is_unchanged(run: Run, context: Context) -> None:

@@ -9,6 +9,8 @@ import pytest
 from tests.kernel.threads.conftest import Agents
 from tests.kernel.threads.test_kills import EFFECTS, SCRIPT, SEED, Siege, no_other_worker
 
+from kiwi_mcp.domain.times import now_ms
+
 pytestmark = pytest.mark.usefixtures("sandbox", no_other_worker.__name__)
 PROGRAM = """
 import asyncio
@@ -33,6 +35,11 @@ class ProgramSiege(Siege):
             start = ["run", "code", f"code={PROGRAM}"]
             await asyncio.to_thread(self.kill_later, start if is_new else ["worker", "--until-idle"])
             await self.answer_all()
+
+    async def answer_all(self) -> None:
+        """Say of every call with an unknown end that it was done: a program fails at one that was not."""
+        for question in self.runner.stores.questions.open(now_ms()):
+            await self.agents.call("thread", action="answer", question_id=question.id, answer="done")
 
     def kill_later(self, words: list[str]) -> None:
         """Run one command, and kill it after a random number of seconds."""
