@@ -22,7 +22,7 @@ import msgspec
 import pytest
 
 KEY = "scripted-key"
-MODEL = "scripted-1"
+MODEL, OTHER_MODEL = "scripted-1", "scripted-2"
 DIALECT_NAMES = ("openai_chat", "openai_responses", "anthropic", "gemini", "ollama")
 PATHS = {
     "openai_chat": "/v1/chat/completions",
@@ -281,7 +281,7 @@ _CHAT_REPLY = _object(
 _CHAT = {
     **_object(
         {
-            "model": {"const": MODEL},
+            "model": {"enum": [MODEL, OTHER_MODEL]},
             "stream": {"const": True},
             "messages": _list(
                 _object({"role": {"const": "system"}, "content": _TEXT}),
@@ -310,7 +310,7 @@ _OUTPUT_TEXT = _object({"type": {"const": "output_text"}, "text": _TEXT})
 _SUMMARY = {"type": "array", "items": _object({"type": {"const": "summary_text"}, "text": {"type": "string"}})}
 _RESPONSES = _object(
     {
-        "model": {"const": MODEL},
+        "model": {"enum": [MODEL, OTHER_MODEL]},
         "stream": {"const": True},
         "store": {"const": False},
         "max_output_tokens": {"type": "integer", "minimum": 16},
@@ -356,7 +356,7 @@ _RESPONSES = _object(
 _BLOCK = _object({"type": {"const": "text"}, "text": _TEXT}, cache_control=_CACHE)
 _ANTHROPIC = _object(
     {
-        "model": {"const": MODEL},
+        "model": {"enum": [MODEL, OTHER_MODEL]},
         "stream": {"const": True},
         "max_tokens": _COUNT,
         "messages": _list(
@@ -445,7 +445,7 @@ _GEMINI = _object(
 _OLLAMA_CALL = _object({"function": _object({"name": _NAME, "arguments": {"type": "object"}})}, id=_ID)
 _OLLAMA = _object(
     {
-        "model": {"const": MODEL},
+        "model": {"enum": [MODEL, OTHER_MODEL]},
         "stream": {"const": True},
         "options": _object({"num_predict": _COUNT}, num_ctx=_COUNT, temperature=_TEMPERATURE),
         "messages": _list(

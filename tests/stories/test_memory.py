@@ -290,3 +290,40 @@ def audit(project: Path, user: Path) -> list[tuple[object, ...]]:
         return [(row["action"], bare(as_text(row["item"])), row["status"], row.get("code")) for row in rows]
 
     return asyncio.run(read())
+
+
+@pytest.mark.req("C5", "C7")
+@pytest.mark.usefixtures("sandbox")
+def test_nothing_in_the_memory_is_executed_and_tools_come_and_go_without_it(project: Path, root: Path) -> None:
+    tool = "# tool_type: script\n# executor: bash_runtime\n# version: 1.0.0\n# description: Says hello\necho hello\n"
+    for place in ("tools/hello.sh", "skills/tidy/scripts/hello.sh", "directives/hello.sh", "hello.sh"):
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        (root / place).write_text(tool)
+        (root / place).chmod(0o755)
+    (root / "skills/tidy/SKILL.md").write_text("---\nname: tidy\ndescription: Tidies\n---\nRun scripts/hello.sh\n")
+    before = tree(root)
+
+    async def story() -> list[tuple[str, JsonObject]]:
+        kernel, seen = Kernel(project), []
+        create: JsonObject = {"content": tool.replace("hello", "hi"), "filename": "hi.sh"}
+        steps: tuple[tuple[str, JsonObject], ...] = (
+            *(("memory", {"item_id": name}) for name in ("hello", "tidy/scripts/hello", str(root / "tools/hello.sh"))),
+            ("installed", {"action": "create", "item_id": "hi", "parameters": create}),
+            ("installed", {"action": "sign", "item_id": "hi"}),
+            ("installed", {"item_id": "hi", "parameters": {}}),
+            ("installed", {"action": "delete", "item_id": "hi", "parameters": {"confirm": True}}),
+        )
+        for kind, request in steps:
+            seen.append((kind, (await kernel.call("execute", request, Caller())).content))
+        await kernel.aclose()
+        return seen
+
+    for kind, answer in asyncio.run(story()):
+        assert ("error" in answer) is (kind == "memory"), answer
+    assert tree(root) == before
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    """Return every file of a memory, without its history."""
+    files = (path for path in root.rglob("*") if path.is_file() and ".git" not in path.parts)
+    return {str(path.relative_to(root)): path.read_bytes() for path in files}

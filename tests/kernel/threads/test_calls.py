@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import tracemalloc
+from secrets import token_hex
 from typing import Any
 
 import pytest
 from tests.kernel.threads.conftest import Agents, write_provider
 from tests.kernel.threads.test_limits import answered, forever, limit_rate
-from tests.plugins.scripted_model import ModelRequest, ScriptedTurn, say, use, use_text
+from tests.plugins.scripted_model import MODEL, OTHER_MODEL, ModelRequest, ScriptedTurn, say, use, use_text
 
+from kiwi_mcp.domain.json import Json
 from kiwi_mcp.kernel import Kernel
 
 pytestmark = pytest.mark.usefixtures("loopback")
@@ -24,6 +26,30 @@ def run(item: str, **parameters: object) -> ScriptedTurn:
 
 async def results(agents: Agents, thread_id: str) -> list[dict[str, Any]]:
     return [event for event in await agents.events(thread_id) if event["kind"] == "result"]
+
+
+@pytest.mark.req("N7", "F5", "F6")
+@pytest.mark.usefixtures("sandbox")
+async def test_provider_model_and_tool_are_swapped_by_configuration_alone(agents: Agents) -> None:
+    tool = f"tool_{token_hex(4)}"  # a name that nothing can know
+    agents.directive("study")
+    await agents.sign("study")
+    for dialect, model, output in (("openai_chat", MODEL, "A kiwi."), ("anthropic", OTHER_MODEL, "An owl.")):
+        tiers: Json = dict.fromkeys(("fast", "balanced", "powerful"), model)
+        known: Json = {model: {"context": 32_768, "max_output": 4_096, "price": "free"}}
+        write_provider(agents.user, agents.model, dialect, name=f"{dialect}_llm", models=known, tiers=tiers)
+        (agents.user / "config.yaml").write_text(f"provider_adapter: {dialect}_llm\n")
+        agents.bash_tool(tool, f"echo '{output}'")
+        await agents.sign(tool)
+        agents.model.will(run(tool), say("Done."))
+        done = await agents.start("study")
+        assert done["status"] == "completed", done
+        asked, last = agents.model.requests[-2:]
+        assert (last.dialect, last.json["model"]) == (dialect, model)
+        assert output in json.dumps(last.messages[-1])
+        # The definitions, the instructions and the conversation are in every request.
+        assert asked.tool_names == last.tool_names != []
+        assert "Look into kiwis." in last.body.decode()
 
 
 @pytest.mark.req("B7", "F7")

@@ -62,6 +62,7 @@ def traced() -> Iterator[None]:
     tracemalloc.stop()
 
 
+@pytest.mark.req("N1")
 @pytest.mark.parametrize(
     ("dialect", "turns"),
     [
