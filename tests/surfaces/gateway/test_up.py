@@ -71,7 +71,9 @@ def test_the_server_reports_its_address_answers_and_stops_on_request(home: Path,
 
         process.send_signal(ending)
         assert process.wait(120) == 0
-        assert "Traceback" not in (process.stderr.read() if process.stderr else "")
+        said = process.stderr.read() if process.stderr else ""
+        assert "Traceback" not in said
+        assert said.endswith("Nothing is served any more.\n")
 
 
 @pytest.mark.case("GW-08")

@@ -61,6 +61,7 @@ def serve(_: CommandRow, options: Options) -> int:
     if missing := start_tracing():
         talk(f"warning: {missing}")
     gateway.serve(user, registry_settings(user), listening, partial(_announce, bool(options.get("json"))))
+    talk("Nothing is served any more.")
     return 0
 
 
