@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "dbos": ("dbos>=3.3,<4",),
     "keyring": ("keyring>=25,<26",),
     "otel": ("opentelemetry-sdk>=1.30,<2", "opentelemetry-exporter-otlp-proto-http>=1.30,<2"),
     "postgres": ("psycopg[binary]>=3.2,<4",),

@@ -55,6 +55,7 @@ class Siege:
 
     agents: Agents
     chance: random.Random
+    engine: str = "inline"
     killed: Counter[str] = field(default_factory=Counter)
     started: int = 0
 
@@ -64,7 +65,7 @@ class Siege:
             is_new = not self.under_way() or self.chance.random() < 0.2
             start = ["thread", "start", "lead", "--wait", "--input", f"topic=children {self.started}"]
             self.started += is_new
-            await asyncio.to_thread(self.kill_one, start if is_new else ["worker", "--until-idle"])
+            await asyncio.to_thread(self.kill_one, start if is_new else self.worker)
             await self.answer_all()
 
     def kill_one(self, words: list[str]) -> None:
@@ -93,6 +94,11 @@ class Siege:
             return subprocess.Popen(argv, cwd=self.agents.project, stdout=log, stderr=log)
 
     @property
+    def worker(self) -> list[str]:
+        """The command of a worker with the engine under test."""
+        return ["worker", "--until-idle", "--engine", self.engine]
+
+    @property
     def runner(self) -> ThreadRunner:
         """The threads of the store."""
         return self.agents.kernel._services.one(ThreadRunner)
@@ -116,7 +122,7 @@ class Siege:
         for _ in range(20):
             if not self.under_way():
                 return
-            await asyncio.to_thread(self.popen("worker", "--until-idle").wait, 100)
+            await asyncio.to_thread(self.popen(*self.worker).wait, 100)
             await self.answer_all()
         raise AssertionError([(one.id, one.status, one.waits_for) for one in self.threads() if not one.is_ended])
 
@@ -178,13 +184,14 @@ class Siege:
         assert sum(one.input_tokens + one.output_tokens for one in charged) == root.usage.tokens
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite-inline", "sqlite-dbos", "postgres-inline", "postgres-dbos"])
 async def siege(request: pytest.FixtureRequest, agents: Agents) -> Siege:
     return await besieged(request, agents)
 
 
 async def besieged(request: pytest.FixtureRequest, agents: Agents) -> Siege:
-    if request.param == "postgres":
+    store, _, engine = request.param.partition("-")
+    if store == "postgres":
         url = request.getfixturevalue("postgres_url")
         (agents.user / "registry.yaml").write_text(f"url: {url}\n")
     model: Json = {"context": 32_768, "max_output": 4_096, "price": {"input": 0.03, "output": 0.15}}
@@ -198,7 +205,7 @@ async def besieged(request: pytest.FixtureRequest, agents: Agents) -> Siege:
     await agents.sign("lead", "study", *(f"do_{effect}" for effect in EFFECTS))
     agents.model.default = turn_of
     print(f"seed: {SEED}")  # noqa: T201 - shown when a test fails
-    return Siege(agents, random.Random(SEED))
+    return Siege(agents, random.Random(SEED), engine or "inline")
 
 
 @pytest.fixture(autouse=True)

@@ -35,7 +35,7 @@ from kiwi_mcp.domain.threads import (
     unobserved,
 )
 from kiwi_mcp.domain.times import now_ms
-from kiwi_mcp.engine.inline import run_to_wait
+from kiwi_mcp.engine.inline import Engine, InlineEngine
 from kiwi_mcp.engine.queue import QueueLimits, choose
 from kiwi_mcp.kernel.context import Context, Services
 from kiwi_mcp.kernel.threads import wake
@@ -90,6 +90,7 @@ class ThreadRunner:
         """The last event of each waiting thread that could not continue, and what it waited for then."""
         self.is_background = False
         """Whether other processes show what the threads of this one write."""
+        self.engine: Engine = InlineEngine()
 
     async def create(
         self,
@@ -455,7 +456,7 @@ class ThreadRunner:
         await work.append(NewEvent("resumed", {}), changes=ThreadChanges(status="running"))
         ended = 0
         while True:
-            step = await run_to_wait(partial(advance, work))
+            step = await self.engine.run_to_wait(partial(advance, work), work.thread.id, work.thread.lease)
             if step != Wait("child"):
                 return step
             before, ended = ended, await self._ended_children(work, ended)
@@ -494,6 +495,7 @@ class ThreadRunner:
             task.cancel()
             with suppress(asyncio.CancelledError, KiwiError):
                 await task
+        await self.engine.aclose()
         if self._is_worker_needed:
             wake.start_worker(self._services.user)
 

@@ -7,18 +7,21 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
 from kiwi_mcp.domain.calls import NO_CALLER
-from kiwi_mcp.domain.errors import InvalidManifest, KiwiError
+from kiwi_mcp.domain.errors import InvalidManifest, KiwiError, Unavailable
+from kiwi_mcp.domain.extras import install_line
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.threads import Thread
 from kiwi_mcp.domain.times import now_ms
+from kiwi_mcp.engine.inline import Engine
 from kiwi_mcp.engine.queue import QueueLimits
 from kiwi_mcp.kernel.context import Services
 from kiwi_mcp.kernel.threads.runner import ThreadRunner
@@ -43,6 +46,7 @@ class WorkerOptions(Struct, frozen=True):
     """Whether it ends when no thread can continue now."""
     is_on_demand: bool = False
     """Whether it is the one of its home: it ends when no thread can continue, and sleeps while something is due."""
+    engine: str = "inline"
 
 
 def queue_limits(user: Path) -> QueueLimits:
@@ -58,11 +62,24 @@ def queue_limits(user: Path) -> QueueLimits:
         raise InvalidManifest(f"The owner's {QUEUES_FILE}", [Issue("", str(error), fix)]) from error
 
 
+def open_engine(name: str, url: str, owner: str, process: str) -> Engine:
+    """Start the engine that a worker names."""
+    try:
+        opened: Callable[[str, str, str], Engine] = import_module(f"kiwi_mcp.engine.{name}").open_engine
+    except ImportError as error:
+        raise Unavailable(
+            f"The engine {name} needs a package that is not installed: {error.name}.",
+            suggestion=f"Install it: {install_line(name)}.",
+        ) from error
+    return opened(url, owner, process)
+
+
 class Worker:
     """One worker of a kernel."""
 
     def __init__(self, services: Services, options: WorkerOptions) -> None:
         self._user = services.user
+        self._store = services.store
         self._runner = services.one(ThreadRunner)
         self._schedules = services.one(ScheduleServer)
         self._options = options
@@ -78,6 +95,8 @@ class Worker:
     async def run(self) -> int:
         """Run threads until there are none, or until the process is asked to end; return how many ran."""
         self._runner.is_background = True
+        settings = self._store.settings
+        self._runner.engine = open_engine(self._options.engine, settings.url, settings.actor.name, self._row.process)
         with suppress(ValueError, RuntimeError):  # only the main thread of a process gets signals
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stopping.set)
         if self._options.is_on_demand:
@@ -160,6 +179,8 @@ class Worker:
             self._beat_at = time.monotonic()
             row = msgspec.structs.replace(self._row, beat_at=now_ms())
             await self._runner.stores.do(lambda: self._queue.beat(row))
+            workers = await self._runner.stores.do(lambda: self._queue.workers(row.beat_at))
+            await self._runner.engine.sweep({one.process for one in workers})
 
     async def _run_one(self, thread: Thread) -> None:
         with suppress(KiwiError):  # another process took it, or it has ended

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -16,6 +16,10 @@ class WorkerRequest(Request, frozen=True, kw_only=True):
 
     queues: Annotated[list[NameText] | None, Option("Only these queues, with commas.", kind="commas")] = None
     concurrency: Annotated[int, Meta(ge=1, le=1_000), Option("Run at most this many threads at once.")] = 8
+    engine: Annotated[
+        Literal["inline", "dbos"],
+        Option("Run segments of threads inline, or as workflows of DBOS."),
+    ] = "inline"
     until_idle: Annotated[bool, Option("End when no thread can continue.")] = False
     while_pending: Annotated[
         bool, Option("End when nothing is due, now or later. Kiwi starts such a worker by itself, one for each home.")
@@ -36,5 +40,6 @@ async def worker(request: WorkerRequest, context: VerbContext) -> WorkerResponse
         request.concurrency,
         is_until_idle=request.until_idle,
         is_on_demand=request.while_pending,
+        engine=request.engine,
     )
     return WorkerResponse(threads=await Worker(context.services, options).run())
