@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import random
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.threads import Thread
 from kiwi_mcp.kernel.threads.runner import ThreadRunner
 from kiwi_mcp.kernel.threads.wake import worker_lock
+from kiwi_mcp.policy.tokens import TokenStore
 from kiwi_mcp.store.threads import ThreadFilter
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -56,30 +58,64 @@ class Siege:
     agents: Agents
     chance: random.Random
     engine: str = "inline"
+    token: str = ""
+    connections: list[http.client.HTTPConnection] = field(default_factory=list)
     killed: Counter[str] = field(default_factory=Counter)
     started: int = 0
 
     async def kill_often(self, kills: int) -> None:
-        """Start processes that run threads, one after the other, and kill each."""
+        """Start processes that run threads, and kill each, until so many were killed."""
         while self.killed.total() < kills:
             is_new = not self.under_way() or self.chance.random() < 0.2
-            start = ["thread", "start", "lead", "--wait", "--input", f"topic=children {self.started}"]
-            self.started += is_new
-            await asyncio.to_thread(self.kill_one, start if is_new else self.worker)
-            await self.answer_all()
+            await self.kill(*self.chance.choice([("thread",), ("up",), ("up", "worker")]) if is_new else ("worker",))
 
-    def kill_one(self, words: list[str]) -> None:
-        """Run one command and kill it, with a random delay after a random number of requests to the model."""
+    async def kill(self, *victims: str) -> None:
+        """Start workers, gateways that are asked for a new thread, or commands that start one, and kill them."""
+        await asyncio.to_thread(self.kill_now, victims)
+        await self.answer_all()
+
+    def kill_now(self, victims: Sequence[str]) -> None:
+        """Kill processes with a random delay after a random number of requests to the model."""
         before = len(self.agents.model.requests) + self.chance.randint(0, 5)
-        process = self.popen(*words)
+        started = {name: getattr(self, f"start_{name}")() for name in victims}
         delay = self.chance.random() * 0.3
-        self.wait_for_requests(before, process)
+        last = [*started.values()][-1]
+        self.wait_for_requests(before, last)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(delay)
-        if process.poll() is None:
+            last.wait(delay)
+        for name, process in started.items():
+            self.killed[name] += process.poll() is None
             process.kill()
-            self.killed[words[0]] += 1
-        process.wait()
+            process.wait()
+        while self.connections:
+            self.connections.pop().close()
+
+    def start_worker(self) -> subprocess.Popen[bytes]:
+        """Start a worker with the engine under test."""
+        return self.popen("worker", "--until-idle", "--engine", self.engine)
+
+    def start_thread(self) -> subprocess.Popen[bytes]:
+        """Start a command that runs a new thread."""
+        return self.popen("thread", "start", "lead", "--wait", "--input", f"topic={self.next_topic()}")
+
+    def start_up(self) -> subprocess.Popen[bytes]:
+        """Start a gateway that runs a new thread; nobody waits for its answer."""
+        argv = [sys.executable, "-m", "kiwi_mcp", "up", "--port", "0", "--json", "--project", str(self.agents.project)]
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert process.stdout
+        with process.stdout as output:
+            address = json.loads(b"".join(iter(output.readline, b"}\n")) + b"}")
+        connection = http.client.HTTPConnection("127.0.0.1", address["port"], timeout=60)
+        request: Json = {"item_id": "lead", "inputs": {"topic": self.next_topic()}, "wait": True}
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        connection.request("POST", "/v1/thread/start", json.dumps(request), headers)
+        self.connections.append(connection)  # closed, it would cancel the request
+        return process
+
+    def next_topic(self) -> str:
+        """Return the topic of a new tree of threads."""
+        self.started += 1
+        return f"children {self.started}"
 
     def wait_for_requests(self, count: int, process: subprocess.Popen[bytes], seconds: float = LONGEST) -> None:
         """Wait until the model had more requests than a number, the process has ended, or some seconds have passed."""
@@ -92,11 +128,6 @@ class Siege:
         with (self.agents.project.parent / "log.txt").open("ab") as log:
             argv = [sys.executable, "-m", "kiwi_mcp", *words]
             return subprocess.Popen(argv, cwd=self.agents.project, stdout=log, stderr=log)
-
-    @property
-    def worker(self) -> list[str]:
-        """The command of a worker with the engine under test."""
-        return ["worker", "--until-idle", "--engine", self.engine]
 
     @property
     def runner(self) -> ThreadRunner:
@@ -122,7 +153,7 @@ class Siege:
         for _ in range(20):
             if not self.under_way():
                 return
-            await asyncio.to_thread(self.popen(*self.worker).wait, 100)
+            await asyncio.to_thread(self.start_worker().wait, 100)
             await self.answer_all()
         raise AssertionError([(one.id, one.status, one.waits_for) for one in self.threads() if not one.is_ended])
 
@@ -205,7 +236,9 @@ async def besieged(request: pytest.FixtureRequest, agents: Agents) -> Siege:
     await agents.sign("lead", "study", *(f"do_{effect}" for effect in EFFECTS))
     agents.model.default = turn_of
     print(f"seed: {SEED}")  # noqa: T201 - shown when a test fails
-    return Siege(agents, random.Random(SEED), engine or "inline")
+    tokens = TokenStore(agents.user)
+    token = tokens.add("ci", (), can_write=False, can_use_tools=True, kind="owner", can_manage=True)
+    return Siege(agents, random.Random(SEED), engine or "inline", token)
 
 
 @pytest.fixture(autouse=True)
@@ -219,10 +252,12 @@ def no_other_worker(agents: Agents) -> Iterator[None]:
 
 @pytest.mark.timeout(240)
 async def test_a_thread_and_its_children_survive_kills(siege: Siege) -> None:
-    await siege.kill_often(5)
+    for victims in ("up",), ("worker",), ("up", "worker"), ("thread",), ("worker",):
+        await siege.kill(*victims)
     await siege.finish()
     siege.write_journals()
     await siege.check()
+    assert siege.killed["up"], siege.killed
 
 
 @pytest.mark.soak
