@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from kiwi_mcp.catalog.release import seed, seeds, unseeded
-from kiwi_mcp.domain.errors import ArtifactRefused, InvalidRequest, NamespaceDenied, VersionConflict
+from kiwi_mcp.domain.errors import ArtifactRefused, InvalidRequest, MissingLink, NamespaceDenied, VersionConflict
 from kiwi_mcp.domain.registry import (
     Actor,
     Pin,
@@ -71,6 +71,7 @@ def ann(tmp_path: Path) -> Iterator[Registry]:
     database.close()
 
 
+(BASH_RELEASE,) = [one for one in seeds() if one.name.tool_id == "bash_runtime"]
 FIRST, SECOND = release("acme/helper@1.0.0"), release("acme/helper@1.1.0", text=b"echo evil\n")
 
 
@@ -230,3 +231,54 @@ def test_other_actors_do_not_learn_the_number_of_private_versions(ann: Registry)
     ann.publish([release("acme/open@1.0.0"), release("acme/secret@1.0.0", visibility="private")])
 
     assert (ann.count(), bob.count()) == (2, 1)
+
+
+def test_the_closure_of_a_version_that_names_nothing_keeps_its_form() -> None:
+    assert closure_of(SOME, OTHER) == "sha256:4b7de16713be46a2c4ef6a364470515305f6189e7688c1de495568a26713b19e"
+    assert closure_of(SOME, None) == "sha256:f32e704a168c82b8b63e39788da6265f98821d67f0fd1be6e89702cdef947408"
+
+
+def test_what_a_version_names_is_in_its_closure_in_a_store_and_in_a_folder(ann: Registry, tmp_path: Path) -> None:
+    named = tuple(
+        Pin(ref, one.name, one.digest) for ref, one in (("helper@^1", FIRST), ("kiwi/bash_runtime", BASH_RELEASE))
+    )
+    agent = replace(release("acme/agent@1.0.0"), references=named)
+    shelf = Layout(tmp_path / "shelf")
+
+    published = ann.publish([agent, FIRST])
+    assert [one.closure for one in shelf.write([FIRST, agent])] == [one.closure for one in reversed(published)]
+    wanted = [("helper@^1", closure_of(FIRST.digest, None)), ("kiwi/bash_runtime", "kiwi/bash_runtime")]
+    assert published[0].closure == closure_of(agent.digest, None, wanted)
+    assert [event.closure for event in shelf.events()] == [one.closure for one in ann.events()]
+    (read,) = ann.read([ann.named("agent")[0].id])
+    assert read.references == shelf.read([agent.name])[0].references == named
+    assert [*ann.verify()] == []
+
+    for write in (ann.publish, shelf.write):
+        with pytest.raises(VersionConflict, match=r"acme/agent@1\.0\.0"):
+            write([SECOND, replace(agent, references=(Pin("helper@^1", SECOND.name, SECOND.digest),))])
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        (Pin("helper", VersionName("evil", "helper", "1.0.0"), SOME),),
+        (Pin("helper@^2", FIRST.name, SOME),),
+        (Pin("helper", FIRST.name, "sha256:1"),),
+        (Pin("helper", FIRST.name, SOME), Pin("helper", FIRST.name, SOME)),
+        (Pin("helper\n", FIRST.name, SOME),),
+        (Pin("", VersionName("", "", ""), ""),),
+    ],
+)
+def test_a_reference_to_something_else_than_it_says_is_refused(named: tuple[Pin, ...]) -> None:
+    with pytest.raises(ArtifactRefused, match="references"):
+        replace(release("acme/agent@1.0.0"), references=named)
+
+
+def test_a_reference_to_what_is_not_there_or_private_is_refused(ann: Registry) -> None:
+    secret = release("acme/secret@1.0.0", visibility="private")
+    agent = replace(release("acme/agent@1.0.0"), references=(on(secret),))
+    with pytest.raises(MissingLink):
+        ann.publish([agent])
+    with pytest.raises(InvalidRequest, match="is private"):
+        ann.publish([agent, secret])

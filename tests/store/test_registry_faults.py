@@ -45,6 +45,7 @@ def release(
     data: bytes = b"",
     on: CheckedRelease | None = None,
     visibility: Visibility = "public",
+    named: tuple[CheckedRelease, ...] = (),
 ) -> CheckedRelease:
     """A small release with one file beside its manifest."""
     manifest = b"tool_id: x\n"
@@ -64,6 +65,7 @@ def release(
         files=(ReleaseFile("main.py", data), ReleaseFile("tool.yaml", manifest)),
         executor=Pin(on.name.tool_id, on.name, on.digest) if on else None,
         visibility=visibility,
+        references=tuple(Pin(one.name.tool_id, one.name, one.digest) for one in named),
     )
 
 
@@ -119,7 +121,7 @@ def test_one_of_eight_publishers_wins_each_version(store_url: str, registry: Reg
 
 
 TRIGGERS = {
-    "tool_versions": ("versions_are_sealed", "versions_stay"),
+    "tool_versions": ("versions_are_sealed", "references_are_sealed", "versions_stay"),
     "tool_version_files": ("files_never_change", "files_stay", "files_come_before_their_version"),
     "registry_log": ("log_never_changes", "log_stays"),
     "blobs": ("blobs_never_change", "blobs_of_versions_stay"),
@@ -139,6 +141,11 @@ TAMPERED = {
     "update tool_versions set closure_hash = 'sha256:$zero' where place like '%middle%'": "does not depend on",
     "update tool_versions set executor_version_id = (select id from tool_versions where place like '%base%'),"
     " depth = 2 where place like '%top%'": "depend",
+    "update tool_versions set item_references = '[]' where place like '%agent%'": "does not depend on",
+    "update tool_versions set item_references = '{' where place like '%agent%'": "what it depends on is missing",
+    "update tool_versions set content_hash = 'sha256:$zero' where place like '%program%'": (
+        "team/agent@1.0.0: it does not depend on what it was published with"
+    ),
     "update tool_versions set version = '1.0.1' where place like '%top%'": "order of versions",
     "update tool_versions set version_key = 'x' where place like '%top%'": "order of versions",
     "update tool_versions set is_latest = false where place like '%top%'": "latest",
@@ -171,7 +178,8 @@ class Inside:
 def unguarded(registry: Registry, database: Database) -> Database:
     """A store with a chain in it and without the triggers that guard it."""
     chain = [release("base"), release("middle", on=BASE), release("top", data=b"top", on=MIDDLE)]
-    registry.publish([*chain, release("binary", data=b"\0")])
+    program = release("program")
+    registry.publish([*chain, release("binary", data=b"\0"), release("agent", on=BASE, named=(program,)), program])
     with database.transaction() as transaction:
         for table, names in TRIGGERS.items():
             for name in names:

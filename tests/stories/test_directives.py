@@ -132,7 +132,7 @@ def test_what_an_item_names_travels_with_it(a_machine: MakeMachine, tmp_path: Pa
     ann.do("publish", "greet", {"to": share}, item_type="directive")
 
     pulled = bob.do("pull", "research_thread", {"from": share})
-    assert pulled["new"] == ["public/research_thread@1.0.0", "public/research_topic@1.0.0"]
+    assert pulled["new"] == ["public/research_topic@1.0.0", "public/research_thread@1.0.0"]
     assert bob.do("run", "research_topic", item_type="directive")["status"] == "ready"
     assert set(bob.do("pull", "greet", {"from": share})["new"]) == {  # type: ignore[arg-type]  # JSON
         "public/greet@1.0.0", "public/base@1.0.0", "public/tone@1.0.0",

@@ -31,6 +31,7 @@ from kiwi_mcp.catalog.source import BrokenFile, FolderSource, ItemSource
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.cards import Card, part_of_card
 from kiwi_mcp.domain.errors import (
+    IntegrityMismatch,
     InvalidManifest,
     InvalidRequest,
     KiwiError,
@@ -448,8 +449,10 @@ class Catalog:
     def _find_reference(self, reference: Reference, by: Tool) -> _Choice | None:
         """Return the item that a name in another item means: by name, by identity, or by category and name."""
         category, _, name = reference.ref.rpartition("/")
-        forms = [(reference.ref, ""), (name, category)]
-        if by.origin.is_published and not category:  # what was published with it is looked for first
+        forms, pin = [(reference.ref, ""), (name, category)], self.pin(by, reference.ref)
+        if pin is not None and not pin.is_builtin:
+            forms = [(f"registry/{pin.name}", "")]
+        elif by.origin.is_published and not category:  # what was published with it is looked for first
             forms.insert(0, (f"registry/{by.origin.namespace}/{name}", ""))
         for text, home in forms:
             try:
@@ -458,8 +461,18 @@ class Catalog:
             except KiwiError:
                 continue
             if choice is not None and home in {"", choice.opened.tool.manifest.category}:
-                return choice
-        return None
+                break
+        else:
+            return None
+        found = f"sha256:{choice.opened.tool.digest}"
+        if pin is not None and not pin.is_builtin and found != pin.digest:
+            where = f"{by.identity} was published with another"
+            raise IntegrityMismatch(name, expected=pin.digest, actual=found, where=where)
+        return choice
+
+    def pin(self, tool: Tool, ref: str = "") -> Pin | None:
+        """Return which executor an item was published on, or what a name in it meant; None where none is recorded."""
+        return self._home(tool).pin(tool, ref)
 
     def _absent_servers(self, tools: Sequence[Tool], sheets: TypeSpecs) -> Iterator[str]:
         for tool in tools:
@@ -473,7 +486,7 @@ class Catalog:
 
     def _drift(self, links: Sequence[Tool]) -> Iterator[str]:
         for link, below in pairwise(links):
-            pin = self._home(link).pin(link)
+            pin = self.pin(link)
             if pin and pin.digest != f"sha256:{below.digest}":
                 yield f"{link.identity} was published on {pin.name} and runs on {below.identity}"
 
@@ -486,7 +499,7 @@ class Catalog:
         executor, names = links[-1].manifest.executor or "", [link.id for link in links]
         try:
             wanted = Ref.parse(executor)
-            pin = self._home(links[-1]).pin(links[-1])
+            pin = self.pin(links[-1])
             # The executor of an item that a server offers is that server, in whichever source the server is.
             is_offered = links[-1].origin.server and wanted.source is not None
             home = wanted.source if is_offered and wanted.source else links[-1].origin.source

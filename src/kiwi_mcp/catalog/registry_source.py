@@ -19,7 +19,16 @@ from kiwi_mcp.catalog.source import ItemSource
 from kiwi_mcp.domain.cards import Card, card_of_version
 from kiwi_mcp.domain.errors import IntegrityMismatch, KiwiError, Unavailable
 from kiwi_mcp.domain.items import Source, Tool
-from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, ChainRow, ItemName, Pin, Release, StatusNote, VersionInfo
+from kiwi_mcp.domain.registry import (
+    BUILTIN_NAMESPACE,
+    ChainRow,
+    ItemName,
+    Pin,
+    Release,
+    StatusNote,
+    VersionInfo,
+    pins_from_json,
+)
 from kiwi_mcp.manifest.type_specs import TypeSpecs
 from kiwi_mcp.store.database import within
 from kiwi_mcp.store.registry.registry import Registry, changed_items, listed_now
@@ -136,10 +145,12 @@ class RegistrySource(ItemSource):
         """Return the names of the items that lists may show, where they have been listed already."""
         return {entry.tool_id for entry in self._entries or ()}
 
-    def pin(self, tool: Tool) -> Pin | None:
-        """Return which executor a version was published on."""
+    def pin(self, tool: Tool, ref: str = "") -> Pin | None:
+        """Return which executor a version was published on, or what a name in its config meant then."""
         listed = self._listed.get(tool.identity)
-        return listed.executor if listed else None
+        if listed is None or not ref:
+            return listed.executor if listed else None
+        return next((pin for pin in listed.references if pin.ref == ref), None)
 
     def notes(self, tool: Tool) -> Sequence[str]:
         """Return a note if a version is deprecated or yanked, with the reason."""
@@ -269,6 +280,7 @@ def _version(link: ChainRow, below: ChainRow | None) -> VersionInfo:
         executor=pin,
         yanked=StatusNote(link.yanked_at) if link.yanked_at else None,
         deprecated=StatusNote(link.deprecated_at) if link.deprecated_at else None,
+        references=pins_from_json(link.references),
     )
 
 

@@ -60,6 +60,7 @@ def release_of(
     executor: Pin | None,
     changelog: str = "",
     visibility: Visibility = "public",
+    references: tuple[Pin, ...] = (),
 ) -> Release:
     """Return an item as it will be published; `data` holds the bytes of its files and of its signature file."""
     manifest = tool.manifest
@@ -75,6 +76,7 @@ def release_of(
         executor=executor,
         changelog=changelog,
         visibility=visibility,
+        references=references,
     )
 
 

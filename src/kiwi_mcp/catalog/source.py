@@ -178,8 +178,8 @@ class ItemSource(Protocol):
     def names(self) -> Iterable[str]:
         """Return the names to suggest for a misspelt name."""
 
-    def pin(self, tool: Tool) -> Pin | None:  # noqa: ARG002 - as above
-        """Return which executor an item was published on; None where none is recorded."""
+    def pin(self, tool: Tool, ref: str = "") -> Pin | None:  # noqa: ARG002 - as above
+        """Return which executor an item was published on, or what a name in it meant; None where none is recorded."""
         return None
 
     def notes(self, tool: Tool) -> Sequence[str]:  # noqa: ARG002 - as above

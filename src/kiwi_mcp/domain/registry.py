@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
+import msgspec
 from msgspec import Struct
 
-from kiwi_mcp.domain.json import JsonObject, as_object
+from kiwi_mcp.domain.json import JsonObject, as_object, canonical
 from kiwi_mcp.domain.names import is_namespace
 from kiwi_mcp.domain.patterns import lazy_pattern
 
@@ -130,6 +131,8 @@ class Release(Struct, frozen=True):
     deprecated: StatusNote | None = None
     is_official: bool = False
     is_builtin: bool = False
+    references: tuple[Pin, ...] = ()
+    """What each item that it names in its config was when it was published: a directive, a step, a skill."""
 
     @property
     def digest(self) -> str:
@@ -155,7 +158,7 @@ class VersionInfo(Struct, frozen=True):
     name: VersionName
     digest: str
     closure: str
-    """One hash for the version and all of its executors, down to those that ship with Kiwi."""
+    """One hash for the version, its executors and the items that it names, but for those that ship with Kiwi."""
     place: str
     tool_type: str
     title: str = ""
@@ -174,6 +177,7 @@ class VersionInfo(Struct, frozen=True):
     created_at: str = ""
     yanked: StatusNote | None = None
     deprecated: StatusNote | None = None
+    references: tuple[Pin, ...] = ()
 
     @property
     def manifest(self) -> JsonObject:
@@ -196,6 +200,8 @@ class ChainRow(NamedTuple):
     manifest_text: str
     yanked_at: str | None
     deprecated_at: str | None
+    references: str
+    """The items that it names, as they are stored."""
     depth: int
     """The number of links from here to the end of the chain."""
 
@@ -266,27 +272,60 @@ class Linked(Protocol):
     def executor(self) -> Pin | None:
         """The version of its executor, if any."""
 
-
-def is_same_content(one: Linked, other: Linked) -> bool:
-    """Whether two versions have one digest and one executor; any release of an executor that ships with Kiwi counts."""
-    below, other_below = one.executor, other.executor
-    if below and other_below and below.is_builtin and other_below.is_builtin:
-        is_same_executor = below.name.tool_id == other_below.name.tool_id
-    else:
-        is_same_executor = (below and (below.name, below.digest)) == (
-            other_below and (other_below.name, other_below.digest)
-        )
-    return is_same_executor and one.digest == other.digest
+    @property
+    def references(self) -> tuple[Pin, ...]:
+        """The versions of the items that it names."""
 
 
-def closure_below(executor: Pin | None, closures: Mapping[VersionName, str]) -> str | None:
-    """Return an executor's part of a closure; of one that ships with every Kiwi, that is only its name."""
-    if executor is None:
-        return None
-    return f"{BUILTIN_NAMESPACE}/{executor.name.tool_id}" if executor.is_builtin else closures.get(executor.name)
+def pins_of(version: Linked) -> tuple[Pin, ...]:
+    """Return all that a version depends on: its executor, and the items that it names."""
+    return (*((version.executor,) if version.executor else ()), *version.references)
 
 
-def closure_of(digest: str, executor_closure: str | None) -> str:
-    """Return the hash that names a version and all of its executors."""
-    statement = f"{digest}\n{executor_closure or '-'}"
+def is_same_content(known: Linked, new: Linked) -> bool:
+    """Whether two versions have one digest, one executor and the same items that they name.
+
+    Any release of an item that ships with Kiwi counts. A version from before references were recorded has none.
+    """
+
+    def content(version: Linked) -> tuple[object, ...]:
+        named = version.references if known.references else ()
+        return version.digest, _meant(version.executor), *((pin.ref, _meant(pin)) for pin in named)
+
+    return content(known) == content(new)
+
+
+def _meant(pin: Pin | None) -> object:
+    return pin and (pin.name.tool_id if pin.is_builtin else (pin.name, pin.digest))
+
+
+def closure_in(version: Linked, closures: Mapping[VersionName, str]) -> str:
+    """Return the closure of a version, given those of what it depends on."""
+    below = closure_of_pin(version.executor, closures) if version.executor else None
+    named = sorted((pin.ref, closure_of_pin(pin, closures) or "-") for pin in version.references)
+    return closure_of(version.digest, below, named)
+
+
+def closure_of_pin(pin: Pin, closures: Mapping[VersionName, str]) -> str | None:
+    """Return the part of a pin in a closure; of an item that ships with every Kiwi, that is only its name."""
+    return f"{BUILTIN_NAMESPACE}/{pin.name.tool_id}" if pin.is_builtin else closures.get(pin.name)
+
+
+def closure_of(digest: str, executor_closure: str | None, named: Iterable[tuple[str, str]] = ()) -> str:
+    """Return the hash that names a version, its executors, and the items that it names, each with its closure."""
+    statement = "\n".join([digest, executor_closure or "-", *(f"{closure} {ref}" for ref, closure in named)])
     return f"sha256:{sha256(statement.encode()).hexdigest()}"
+
+
+def pins_to_json(pins: Iterable[Pin]) -> str:
+    """Return pins as canonical JSON."""
+    return canonical([[pin.ref, *pin.name.item, pin.name.version, pin.digest] for pin in pins]).decode()
+
+
+def pins_from_json(text: str) -> tuple[Pin, ...]:
+    """Return the pins in a text; one that cannot be read is empty, which the check finds."""
+    try:
+        rows = msgspec.json.decode(text, type=list[tuple[str, str, str, str, str]])
+    except msgspec.DecodeError:
+        return (Pin("", VersionName("", "", ""), ""),)
+    return tuple(Pin(ref, VersionName(*name), digest) for ref, *name, digest in rows)

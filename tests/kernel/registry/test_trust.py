@@ -129,7 +129,7 @@ def test_a_source_with_a_wrong_closure_hash_is_refused(ann: Machine, a_machine: 
     target = LayoutRemote(Layout(tmp_path / "target"), "target")
     wanted = VersionQuery.parse(f"acme/greet@{closure}")
 
-    with pytest.raises(ArtifactRefused, match="not those of its closure"):
+    with pytest.raises(ArtifactRefused, match="not that of its closure"):
         asyncio.run(pull(Lying(fake, honest.events()), target, wanted, namespaces=(), check=check_release))
     with pytest.raises(NotFound):
         asyncio.run(pull(Lying(fake, fake.events()), target, wanted.exactly(TOOL), namespaces=(), check=check_release))

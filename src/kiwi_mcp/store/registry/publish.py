@@ -35,9 +35,10 @@ from kiwi_mcp.domain.registry import (
     RegistryEvent,
     StatusNote,
     VersionName,
-    closure_below,
-    closure_of,
+    closure_in,
     is_same_content,
+    pins_of,
+    pins_to_json,
 )
 from kiwi_mcp.domain.times import moment
 from kiwi_mcp.store.database import Database, Row, Transaction, Value
@@ -145,6 +146,7 @@ class VersionDraft(Struct, frozen=True):
     release: CheckedRelease
     name: VersionName
     executor: Pin | None
+    references: tuple[Pin, ...]
     digest: str
     key: str
     """The version as it is ordered."""
@@ -174,7 +176,7 @@ def version_drafts(releases: Sequence[CheckedRelease], actor: Actor, *, is_seedi
         found = _draft(release)
         if not isinstance(found, VersionDraft):
             issues += found
-        elif not is_same_content(found, drafts.setdefault(found.name, found)):
+        elif not is_same_content(drafts.setdefault(found.name, found), found):
             conflicts.append(str(found.name))
     if issues:
         what = str(releases[0].name) if len(releases) == 1 else "The set of versions"
@@ -206,7 +208,8 @@ def _draft(release: CheckedRelease) -> VersionDraft | list[Issue]:
     if issues or version is None:
         return [Issue(f"{release.name}: {one.place}"[:400], one.reason, one.fix) for one in issues]
     order_of = (version.key, bool(version.pre))
-    return VersionDraft(release, release.name, release.executor, release.digest, *order_of, tool_type, manifest, text)
+    pins = release.executor, release.references
+    return VersionDraft(release, release.name, *pins, release.digest, *order_of, tool_type, manifest, text)
 
 
 _TOOL_COLUMNS = (
@@ -218,6 +221,7 @@ _VERSION_COLUMNS = (
     "manifest_canon", "content_hash", "executor_ref", "executor_namespace", "executor_tool_id", "executor_version",
     "executor_hash", "executor_version_id", "closure_hash", "depth", "changelog", "is_latest", "is_prerelease",
     "published_by", "created_at", "sealed_at", "yanked_at", "yanked_reason", "deprecated_at", "deprecated_reason",
+    "item_references",
 )  # fmt: skip
 
 
@@ -242,18 +246,21 @@ def publish(
     transaction: Transaction, database: Database, sight: VisibilityFilter, drafts: Sequence[VersionDraft]
 ) -> Mapping[VersionName, PublishResult]:
     """Store the drafts that are not published yet, and return the result for each draft, by its name."""
-    names = [draft.name for draft in drafts] + [draft.executor.name for draft in drafts if draft.executor]
+    names = [name for draft in drafts for name in (draft.name, *(pin.name for pin in pins_of(draft)))]
     stored = look_up(transaction, (name.item for name in names))
-    # A draft comes after its executor, or its executor is in the store.
+    # A draft comes after what it depends on, or that is in the store.
     closures = {name: row.closure for name, row in stored.versions.items()}
+    conflicts: list[str] = []
     for draft in drafts:
-        closures[draft.name] = closure_of(draft.digest, closure_below(draft.executor, closures))
-    conflicts = [
-        str(draft.name)
-        for draft in drafts
-        if (known := stored.versions.get(draft.name))
-        and (known.digest, known.closure) != (draft.digest, closures[draft.name])
-    ]
+        closure, known = closure_in(draft, closures), stored.versions.get(draft.name)
+        if known is None:
+            closures[draft.name] = closure
+        # A version that was sealed before references were recorded stays as it is.
+        elif known.digest != draft.digest or known.closure not in {
+            closure,
+            closure_in(replace(draft, references=()), closures),
+        }:
+            conflicts.append(str(draft.name))
     if conflicts:
         raise VersionConflict(conflicts)
     fresh = [draft for draft in drafts if draft.name not in stored.versions]
@@ -291,7 +298,11 @@ def _seal(
         stored.items.setdefault(draft.name.item, ItemRow(new_id(), draft.release.visibility, is_new=True))
     sealings = []
     for draft in drafts:
-        below = _executor(draft, draft.executor, stored, sight) if draft.executor else None
+        below = _pinned(draft, draft.executor, stored, sight) if draft.executor else None
+        for pin in draft.references:
+            _pinned(draft, pin, stored, sight)
+        if below and below.depth >= MAX_LINKS and draft.executor:
+            raise ChainTooDeep([draft.name.tool_id, draft.executor.name.tool_id], limit=MAX_LINKS)
         row = SealedVersion(new_id(), draft.digest, closures[draft.name], below.depth + 1 if below else 1)
         stored.versions[draft.name] = row
         tool = stored.items[draft.name.item].id
@@ -299,8 +310,8 @@ def _seal(
     return sealings
 
 
-def _executor(draft: VersionDraft, pin: Pin, stored: PublishedRows, sight: VisibilityFilter) -> SealedVersion | None:
-    """Return the row of a draft's executor. None is valid for an executor that ships with another Kiwi release."""
+def _pinned(draft: VersionDraft, pin: Pin, stored: PublishedRows, sight: VisibilityFilter) -> SealedVersion | None:
+    """Return the row of what a draft depends on. None is valid for an item that ships with another Kiwi release."""
     found, home = stored.versions.get(pin.name), stored.items.get(pin.name.item)
     if pin.is_builtin:
         return found if found and found.digest == pin.digest else None
@@ -314,8 +325,6 @@ def _executor(draft: VersionDraft, pin: Pin, stored: PublishedRows, sight: Visib
     item = stored.items[draft.name.item]
     if home.visibility == "private" and (draft.name.namespace, item.visibility) != (pin.name.namespace, "private"):
         raise visibility_conflict(str(draft.name), str(pin.name))
-    if found.depth >= MAX_LINKS:
-        raise ChainTooDeep([draft.name.tool_id, pin.name.tool_id], limit=MAX_LINKS)
     return found
 
 
@@ -392,7 +401,7 @@ def _version_row(one: NewVersion, is_latest: bool, actor: str, now: str) -> tupl
         draft.text_hash, release.statement.decode(), draft.digest, *executor, one.below, one.row.closure,
         one.row.depth, release.changelog, is_latest, draft.is_prerelease,
         release.published_by or actor, moment(release.created_at or now), now,
-        *_status_values(release.yanked, now), *_status_values(release.deprecated, now),
+        *_status_values(release.yanked, now), *_status_values(release.deprecated, now), pins_to_json(draft.references),
     )  # fmt: skip
 
 

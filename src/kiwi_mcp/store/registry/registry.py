@@ -52,7 +52,7 @@ _CHAIN = """with recursive chain (id, next, depth) as (
   from chain cross join tool_versions v where v.id = chain.next and chain.depth < $limit
 )
 select v.id, t.namespace, t.tool_id, v.version, v.content_hash, v.closure_hash, v.place, t.tool_type, v.executor_ref,
-  v.manifest, v.yanked_at, v.deprecated_at, v.depth
+  v.manifest, v.yanked_at, v.deprecated_at, v.item_references, v.depth
 from chain cross join tool_versions v cross join tools t
 where v.id = chain.id and t.id = v.tool_id and $sees order by chain.depth"""
 _TOP = """select v.id, v.executor_version_id, 1 from tool_versions v cross join tools t

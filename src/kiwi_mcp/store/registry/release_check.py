@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from datetime import datetime
+from graphlib import CycleError, TopologicalSorter
 from itertools import islice
 from typing import TypeVar, get_args
 
@@ -25,12 +26,13 @@ from kiwi_mcp.domain.registry import (
     StatusNote,
     VersionName,
     Visibility,
-    closure_below,
-    closure_of,
+    closure_in,
     is_digest,
+    pins_of,
 )
 
 MAX_LINKS = 16
+MAX_REFERENCES = 200
 MAX_ISSUES = 100
 """The maximum number of faults that a refusal lists."""
 
@@ -39,20 +41,34 @@ AnyLinked = TypeVar("AnyLinked", bound=Linked)
 
 
 def order(versions: Iterable[AnyLinked], *, what: str = "The set of versions") -> tuple[AnyLinked, ...]:
-    """Return versions with executors first; refuse a cycle, a long chain, or a pin to other content here."""
+    """Return versions, each after what it depends on; refuse a cycle, a long chain, or a pin to other content here."""
     by_name = {version.name: version for version in versions}
     digests = {name: version.digest for name, version in by_name.items()}
     depths: dict[VersionName, int] = {}
     issues: list[Issue] = []
     for name, version in by_name.items():
-        pin = version.executor
-        if pin is not None and digests.get(pin.name, pin.digest) != pin.digest:
-            reason = f"it is pinned to {pin.name} with the digest {pin.digest}, and the one here has another"
-            issues.append(Issue(str(name), reason, "Take both from one registry."))
+        for pin in pins_of(version):
+            if digests.get(pin.name, pin.digest) != pin.digest:
+                reason = f"it is pinned to {pin.name} with the digest {pin.digest}, and the one here has another"
+                issues.append(Issue(str(name), reason, "Take both from one registry."))
         issues += _measure(name, by_name, depths)
+    ranks = depths if issues or not any(one.references for one in by_name.values()) else _ranks(by_name, issues)
     if issues:
         raise ArtifactRefused(what, islice(issues, MAX_ISSUES))
-    return tuple(sorted(by_name.values(), key=lambda version: (depths[version.name], str(version.name))))
+    return tuple(sorted(by_name.values(), key=lambda version: (ranks[version.name], str(version.name))))
+
+
+def _ranks(by_name: Mapping[VersionName, Linked], issues: list[Issue]) -> Mapping[VersionName, int]:
+    """Return a number for each version that is higher than those of all that it depends on."""
+    below = {name: [pin.name for pin in pins_of(one) if pin.name in by_name] for name, one in by_name.items()}
+    ranks: dict[VersionName, int] = {}
+    try:
+        for name in TopologicalSorter(below).static_order():
+            ranks[name] = 1 + max((ranks[one] for one in below[name]), default=0)
+    except CycleError as error:
+        circle = [str(name) for name in reversed(error.args[1])]
+        issues.append(Issue(circle[0], f"what they name forms a cycle: {draw(circle)}", "Break the cycle."))
+    return ranks
 
 
 def closures(ordered: Sequence[Linked], *, what: str) -> Mapping[VersionName, str]:
@@ -60,11 +76,11 @@ def closures(ordered: Sequence[Linked], *, what: str) -> Mapping[VersionName, st
     found: dict[VersionName, str] = {}
     issues: list[Issue] = []
     for version in ordered:
-        below = version.executor
-        if below is not None and not below.is_builtin and below.name not in found:
-            fix = f"Add {below.name} first."
-            issues.append(Issue(str(version.name), f"it depends on {below.name}, which is not there", fix))
-        found[version.name] = closure_of(version.digest, closure_below(below, found))
+        for below in pins_of(version):
+            if not below.is_builtin and below.name not in found:
+                fix = f"Add {below.name} first."
+                issues.append(Issue(str(version.name), f"it depends on {below.name}, which is not there", fix))
+        found[version.name] = closure_in(version, found)
     if issues:
         raise ArtifactRefused(what, islice(issues, MAX_ISSUES))
     return found
@@ -178,25 +194,41 @@ def bad_name(name: VersionName, place: str) -> Iterator[Issue]:
         yield Issue(f"{place}version", f"{name.version[:MAX_WORD]!r} is not a version that can be published", fix)
 
 
-def bad_pin(pin: Pin, namespace: str) -> Iterator[Issue]:
+def bad_pins(namespace: str, executor: Pin | None, references: Sequence[Pin]) -> Iterator[Issue]:
+    """Yield the faults of what a version in a namespace depends on."""
+    if executor is not None:
+        yield from bad_pin(executor, namespace)
+    refs = [pin.ref for pin in references[: MAX_REFERENCES + 1]]
+    if len(refs) > MAX_REFERENCES or refs != sorted({*refs}) or any(not ref.isprintable() for ref in refs):
+        reason = f"they are not up to {MAX_REFERENCES} names in alphabetical order, each once"
+        yield Issue("references", reason, _AGAIN)
+        return
+    for pin in references:
+        yield from bad_pin(pin, namespace, place="references")
+
+
+def bad_pin(pin: Pin, namespace: str, *, place: str = "executor") -> Iterator[Issue]:
     """Yield the faults of a pin: the item's digest covers its reference alone, so the pin must match that."""
-    yield from bad_name(pin.name, "executor.")
+    yield from bad_name(pin.name, f"{place}.")
     if not is_digest(pin.digest):
-        yield Issue("executor.digest", f"{pin.digest[:MAX_WORD]!r} is not a digest", _AGAIN)
-    yield from bad_text(pin.ref, "executor", limit=MAX_WORD)
-    place, _, wanted = pin.ref[: MAX_WORD + 1].partition("@")
-    home, _, tool_id = place.rpartition("/")
+        yield Issue(f"{place}.digest", f"{pin.digest[:MAX_WORD]!r} is not a digest", _AGAIN)
+    yield from bad_text(pin.ref, place, limit=MAX_WORD)
+    named_place, _, wanted = pin.ref[: MAX_WORD + 1].partition("@")
+    home, _, tool_id = named_place.rpartition("/")
     if tool_id != pin.name.tool_id or not _covers(wanted, pin):
         reason = f"it asks for {pin.ref[:MAX_WORD]!r} and is pinned to {str(pin.name)[:MAX_WORD]}"
-        yield Issue("executor", reason, _AGAIN)
+        yield Issue(place, reason, _AGAIN)
         return
     source, _, named = home.partition("/")
     traits = SOURCE_TRAITS.get(source, NO_SOURCE)
     homes = (named,) if traits.is_published or traits.is_built_in else (namespace, BUILTIN_NAMESPACE)
+    if place == "references" and home == source and source not in SOURCE_TRAITS:  # `namespace/name`, or a category
+        homes = (source, *homes)
     if pin.name.namespace not in homes:
         reason = f"it asks for {pin.ref[:MAX_WORD]!r}, which does not mean {str(pin.name)[:MAX_WORD]}"
-        fix = f"Write `executor: registry/{pin.name.namespace[:MAX_WORD]}/{tool_id}` in its manifest, if that is meant."
-        yield Issue("executor", reason, fix)
+        key = "executor: " if place == "executor" else ""
+        fix = f"Write `{key}registry/{pin.name.namespace[:MAX_WORD]}/{tool_id}` in its manifest, if that is meant."
+        yield Issue(place, reason, fix)
 
 
 def _covers(wanted: str, pin: Pin) -> bool:
@@ -242,8 +274,7 @@ def bad_visibility(text: str) -> Iterator[Issue]:
 
 def _names(release: Release) -> Iterator[Issue]:
     yield from bad_name(release.name, "")
-    if release.executor is not None:
-        yield from bad_pin(release.executor, release.name.namespace)
+    yield from bad_pins(release.name.namespace, release.executor, release.references)
     if not is_safe_path(release.place) or release.place.partition("/")[0] not in _KINDS or "/" not in release.place:
         fix = f"An item is below one of: {', '.join(_KINDS)}."
         yield Issue("place", f"{release.place[:MAX_WORD]!r} is not a valid place for an item", fix)

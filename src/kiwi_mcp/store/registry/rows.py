@@ -29,6 +29,7 @@ from kiwi_mcp.domain.registry import (
     VersionName,
     Visibility,
     is_digest,
+    pins_from_json,
 )
 from kiwi_mcp.store.database import Database, Row, Transaction, Value
 from kiwi_mcp.store.registry.release_check import CheckedRelease
@@ -40,7 +41,7 @@ LISTED = """select v.id, t.namespace, t.tool_id, v.version, v.content_hash, v.cl
   t.name, t.description, t.category, t.tags, v.manifest, v.executor_ref, v.executor_namespace, v.executor_tool_id,
   v.executor_version, v.executor_hash, t.visibility, v.is_latest, t.is_official, t.is_builtin, v.changelog,
   v.published_by, v.created_at,
-  v.yanked_at, v.yanked_reason, v.deprecated_at, v.deprecated_reason
+  v.yanked_at, v.yanked_reason, v.deprecated_at, v.deprecated_reason, v.item_references
 from $tables where v.tool_id = t.id and """
 """Select every field of a version; a condition follows."""
 
@@ -111,7 +112,7 @@ def to_listed(row: Row, database: Database) -> VersionInfo:
     (
         id_, namespace, tool_id, version, digest, closure, place, tool_type, title, description, category, tags,
         manifest, ref, below, below_id, below_version, below_digest, visibility, is_latest, is_official, is_builtin,
-        changelog, published_by, created_at, yanked_at, yanked_reason, deprecated_at, deprecated_reason,
+        changelog, published_by, created_at, yanked_at, yanked_reason, deprecated_at, deprecated_reason, references,
     ) = cast("tuple[str, ...]", row)  # fmt: skip
     listed_tags = database.decode_list(tags) if is_latest else ()
     if not is_latest:  # the columns of the item are about its latest version
@@ -134,6 +135,7 @@ def to_listed(row: Row, database: Database) -> VersionInfo:
         tags=listed_tags,
         manifest_text=manifest,
         executor=Pin(ref, VersionName(below, below_id, below_version), below_digest) if below_digest else None,
+        references=pins_from_json(references),
         visibility=cast("Visibility", visibility),
         is_latest=bool(is_latest),
         is_official=bool(is_official),
@@ -246,7 +248,7 @@ class PublishedRows(Struct, frozen=True):
     """By the id of the item."""
 
 
-def look_up(transaction: Transaction, names: Iterable[ItemName]) -> PublishedRows:
+def look_up(source: Database | Transaction, names: Iterable[ItemName]) -> PublishedRows:
     """Return the stored rows of some items, in as few queries as possible."""
     stored = PublishedRows()
     spaces: dict[str, dict[str, None]] = {}
@@ -254,12 +256,12 @@ def look_up(transaction: Transaction, names: Iterable[ItemName]) -> PublishedRow
         spaces.setdefault(namespace, {})[tool_id] = None
     for namespace, tool_ids in spaces.items():
         for some in chunks(tool_ids):
-            rows = transaction.read(filled(_TOOLS, marks=placeholders(some)), (namespace, *some))
+            rows = source.read(filled(_TOOLS, marks=placeholders(some)), (namespace, *some))
             for id_, tool_id, visibility in cast("list[tuple[str, str, Visibility]]", rows):
                 stored.items[namespace, tool_id] = ItemRow(id_, visibility)
     by_id = {item.id: name for name, item in stored.items.items()}
     for some in chunks(by_id):
-        for row in transaction.read(filled(_VERSIONS, marks=placeholders(some)), some):
+        for row in source.read(filled(_VERSIONS, marks=placeholders(some)), some):
             tool, id_, version, digest, closure, depth, key, is_pre, yanked, is_latest = cast(
                 "tuple[str, str, str, str, str, int, str, bool, str | None, bool]", row
             )
@@ -409,6 +411,7 @@ def _contents(database: Database, version: VersionInfo, stated: Row, rows: Itera
         deprecated=version.deprecated,
         is_official=version.is_official,
         is_builtin=version.is_builtin,
+        references=version.references,
     )
     if release.digest != version.digest:
         faults.append(f"its statement has the digest {release.digest}, not {version.digest}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import groupby
 from typing import cast
@@ -10,26 +10,28 @@ from typing import cast
 from kiwi_mcp.domain.errors import StoreDamaged
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.names import Version
-from kiwi_mcp.domain.registry import Pin, VersionInfo, VersionName, closure_below, closure_of
+from kiwi_mcp.domain.registry import VersionInfo, VersionName, closure_in
 from kiwi_mcp.store.database import Database, Row
 from kiwi_mcp.store.registry.publish import broken_log
 from kiwi_mcp.store.registry.rows import (
     BY_VERSION,
     FIRST_ID,
     LISTED,
+    SealedVersion,
     VersionRank,
     VisibilityFilter,
     as_bytes,
     chunks,
     filled,
     latest_of,
+    look_up,
     placeholders,
     read_contents,
     to_listed,
 )
 
 _PAGE = "v.id > ? order by v.id limit 100"
-_SEALED = """select v.id, v.version, v.version_key, v.is_prerelease, v.content_hash, v.closure_hash, v.depth,
+_SEALED = """select v.id, v.version, v.version_key, v.is_prerelease, v.closure_hash, v.depth,
   et.namespace, et.tool_id, e.version, e.content_hash, e.closure_hash, e.depth
 from tool_versions v left join tool_versions e on e.id = v.executor_version_id left join tools et on et.id = e.tool_id
 where v.id in ($marks)"""
@@ -89,25 +91,30 @@ def versions(database: Database, listed: Sequence[VersionInfo]) -> Iterator[Issu
     for contents in read_contents(database, listed):
         yield from contents.issues
     by_id = {one.id: one for one in listed}
+    named = look_up(database, (pin.name.item for one in listed for pin in one.references)).versions
     for some in chunks(by_id):
         for row in database.read(filled(_SEALED, marks=placeholders(some)), some):
             one = by_id[str(row[0])]
-            yield from (Issue(str(one.name), fault, _RESTORE) for fault in _row_faults(row, one.executor))
+            yield from (Issue(str(one.name), fault, _RESTORE) for fault in _row_faults(row, one, named))
 
 
-def _row_faults(row: Row, pin: Pin | None) -> Iterator[str]:
-    _, text, key, is_prerelease, digest, closure, depth, *name, below_digest, below_closure, below_depth = cast(
-        "tuple[str, str, str, bool, str, str, int, str, str, str, str | None, str | None, int | None]", row
+def _row_faults(row: Row, listed: VersionInfo, named: Mapping[VersionName, SealedVersion]) -> Iterator[str]:
+    _, text, key, is_prerelease, closure, depth, *name, below_digest, below_closure, below_depth = cast(
+        "tuple[str, str, str, bool, str, int, str, str, str, str | None, str | None, int | None]", row
     )
+    pin, closures = listed.executor, {name: one.closure for name, one in named.items()}
     version = Version.parse(text)
     if version is None or (version.key, bool(version.pre)) != (key, bool(is_prerelease)):
         yield "its place in the order of versions is wrong"
     below = VersionName(*map(str, name))
-    if pin is not None and below_closure is None and not pin.is_builtin:
+    if any(not one.is_builtin and one.name not in named for one in listed.references) or (
+        pin is not None and below_closure is None and not pin.is_builtin
+    ):
         yield "what it depends on is missing"
     elif (
         (below_closure is not None and (pin is None or (pin.name, pin.digest) != (below, below_digest)))
-        or closure_of(digest, closure_below(pin, {below: below_closure or ""})) != closure
+        or any(not one.is_builtin and named[one.name].digest != one.digest for one in listed.references)
+        or closure_in(listed, {**closures, below: below_closure or ""}) != closure
         or (below_depth or 0) + 1 != depth
     ):
         yield "it does not depend on what it was published with"

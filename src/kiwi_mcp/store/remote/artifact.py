@@ -23,6 +23,8 @@ from kiwi_mcp.domain.registry import (
     VersionName,
     Visibility,
     is_digest,
+    pins_from_json,
+    pins_to_json,
 )
 from kiwi_mcp.store.registry.release_check import (
     MAX_BYTES,
@@ -32,7 +34,7 @@ from kiwi_mcp.store.registry.release_check import (
     MAX_WORD,
     CheckedRelease,
     bad_name,
-    bad_pin,
+    bad_pins,
     bad_status_note,
     bad_text,
     bad_time,
@@ -62,6 +64,7 @@ _VERSION = "org.opencontainers.image.version"
 _CREATED = "org.opencontainers.image.created"
 _PUBLISHED_BY = "vnd.kiwi.published_by"
 _EXECUTOR = "vnd.kiwi.executor"
+_REFERENCES = "vnd.kiwi.references"
 _PIN_PARTS = ("namespace", "tool_id", "version", "digest")
 _STATUS_OPS: tuple[Op, ...] = tuple(op for op in get_args(Op) if op != "publish")
 _OPPOSITE: Mapping[Op, Op] = {
@@ -79,11 +82,12 @@ class VersionAnnotations(Struct, frozen=True):
     executor: Pin | None
     published_by: str
     created_at: str
+    references: tuple[Pin, ...] = ()
 
     @classmethod
     def of(cls, release: Release | VersionInfo) -> VersionAnnotations:
         """Return the annotations of a version."""
-        return cls(release.name, release.executor, release.published_by, release.created_at)
+        return cls(release.name, release.executor, release.published_by, release.created_at, release.references)
 
     @classmethod
     def read(cls, annotations: Mapping[str, str]) -> VersionAnnotations:
@@ -93,7 +97,8 @@ class VersionAnnotations(Struct, frozen=True):
         if any(key.startswith(_EXECUTOR) for key in annotations):
             *below, digest = (annotations.get(f"{_EXECUTOR}.{part}", "") for part in _PIN_PARTS)
             pin = Pin(annotations.get(_EXECUTOR, ""), VersionName(*below), digest)
-        return cls(name, pin, annotations.get(_PUBLISHED_BY, ""), annotations.get(_CREATED, ""))
+        named = pins_from_json(annotations[_REFERENCES]) if _REFERENCES in annotations else ()
+        return cls(name, pin, annotations.get(_PUBLISHED_BY, ""), annotations.get(_CREATED, ""), named)
 
     def to_annotations(self) -> Mapping[str, str]:
         """Return the annotations, without empty ones."""
@@ -103,6 +108,7 @@ class VersionAnnotations(Struct, frozen=True):
             _VERSION: self.name.version,
             _PUBLISHED_BY: self.published_by,
             _CREATED: self.created_at,
+            _REFERENCES: pins_to_json(self.references) if self.references else "",
         }
         if (pin := self.executor) is not None:
             parts = zip(_PIN_PARTS, (*pin.name.item, pin.name.version, pin.digest), strict=True)
@@ -112,8 +118,7 @@ class VersionAnnotations(Struct, frozen=True):
     def issues(self) -> Iterator[Issue]:
         """Yield the faults of the annotations."""
         yield from bad_name(self.name, "")
-        if self.executor is not None:
-            yield from bad_pin(self.executor, self.name.namespace)
+        yield from bad_pins(self.name.namespace, self.executor, self.references)
         yield from bad_text(self.published_by, "published_by", limit=MAX_WORD)
         yield from bad_time(self.created_at, "created_at")
 
@@ -300,6 +305,7 @@ def decode(manifest: bytes, read: Read, *, status: StatusNotes | None = None) ->
         deprecated=status.get("deprecate"),
         is_official=annotations.get(IS_OFFICIAL) == "true",
         is_builtin=annotations.get(IS_BUILTIN) == "true",
+        references=version.references,
     )
 
 

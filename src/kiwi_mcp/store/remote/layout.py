@@ -107,6 +107,11 @@ class LayoutEntry(Struct, frozen=True):
         """The version's executor."""
         return self.annotations.executor
 
+    @property
+    def references(self) -> tuple[Pin, ...]:
+        """The versions of the items that it names."""
+        return self.annotations.references
+
     def status_events(self) -> Iterator[RegistryEvent]:
         """Yield the status changes after the version was published; a visibility note without a time is none."""
         visibility = visibility_in(self.status)
@@ -154,7 +159,7 @@ class LayoutIndex(Struct, frozen=True):
     def grown(self, entries: Sequence[LayoutEntry], events: Sequence[RegistryEvent]) -> LayoutIndex:
         """Return the index with more entries and status events; a version with another closure is a conflict."""
         by_name = dict(self.entries)
-        conflicts = [str(one.name) for one in entries if not is_same_content(one, by_name.setdefault(one.name, one))]
+        conflicts = [str(one.name) for one in entries if not is_same_content(by_name.setdefault(one.name, one), one)]
         if conflicts:
             raise VersionConflict(conflicts)
         apply_status(by_name, events, self.what)

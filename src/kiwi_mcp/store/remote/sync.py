@@ -32,9 +32,9 @@ from kiwi_mcp.domain.registry import (
     Release,
     VersionName,
     Visibility,
-    closure_below,
-    closure_of,
+    closure_in,
     is_digest,
+    pins_of,
 )
 from kiwi_mcp.store.registry.release_check import MAX_LINKS, CheckedRelease, order
 from kiwi_mcp.store.remote.port import RemoteRegistry
@@ -268,11 +268,12 @@ class _Writing(Struct):
         return [name for space in spaces for name in await self.write(space)]
 
     def _is_excluded(self, release: Release) -> bool:
-        pin, name = release.executor, release.name
+        name = release.name
         if name.namespace in self.denied:
             self.excluded[name] = self.denied[name.namespace]
-        elif pin and pin.name in self.excluded:
-            self.excluded[name] = f"it depends on {pin.name}, and {self.excluded[pin.name]}"
+        for pin in pins_of(release):
+            if pin.name in self.excluded:
+                self.excluded.setdefault(name, f"it depends on {pin.name}, and {self.excluded[pin.name]}")
         return name in self.excluded
 
 
@@ -463,7 +464,7 @@ async def _gather(
         shown = {name: digest for name, digest in left.items() if name not in excluded}
         checked = await asyncio.to_thread(_checked, read, shown, check)
         found |= {release.name: release for release in checked}
-        pins = [pin for release in checked if (pin := release.executor) and not pin.is_builtin]
+        pins = [pin for release in checked for pin in pins_of(release) if not pin.is_builtin]
         left = {
             pin.name: pin.digest
             for pin in pins
@@ -475,7 +476,7 @@ async def _gather(
     gathered = _complete(found.values(), target_has, excluded)
     if wrong := [str(name) for name, hashes in wanted.items() if gathered.hashes.get(name, hashes) != hashes]:
         issues = [
-            Issue(name, "its executors are not those of its closure", "Ask the source's owner.") for name in wrong
+            Issue(name, "what it depends on is not that of its closure", "Ask the source's owner.") for name in wrong
         ]
         raise ArtifactRefused("What the source gave", issues)
     return gathered
@@ -489,14 +490,14 @@ def _complete(
     known = {name: digest for name, (digest, _) in target_has.items()} | {one.name: one.digest for one in found}
     closures = {name: closure for name, (_, closure) in target_has.items()}
     for release in order(tuple(found)):
-        pin = release.executor
-        if pin and pin.name in excluded:
-            excluded.setdefault(release.name, f"it depends on {pin.name}, and {excluded[pin.name]}")
-        elif pin and not pin.is_builtin and known.get(pin.name) != pin.digest:
-            excluded.setdefault(release.name, f"it depends on another {pin.name} than the one there")
+        for pin in pins_of(release):
+            if pin.name in excluded:
+                excluded.setdefault(release.name, f"it depends on {pin.name}, and {excluded[pin.name]}")
+            elif not pin.is_builtin and known.get(pin.name) != pin.digest:
+                excluded.setdefault(release.name, f"it depends on another {pin.name} than the one there")
         if release.name not in excluded:
             gathered.releases.append(release)
-            closures[release.name] = closure_of(release.digest, closure_below(pin, closures))
+            closures[release.name] = closure_in(release, closures)
             gathered.hashes[release.name] = (release.digest, closures[release.name])
     return gathered
 

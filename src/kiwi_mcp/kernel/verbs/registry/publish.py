@@ -237,11 +237,11 @@ async def _prepare(request: PublishRequest, context: Context, registry: Registry
     releases: dict[VersionName, CheckedRelease] = {}
     sent: dict[VersionName, None] = {}
     for other in reversed(named):  # what the item names is published with it, and before it
-        made = _releases(other.links, request, namespace, registry, signer, is_asked=False)
+        made = _releases(other, request, namespace, registry, signer, is_asked=False)
         releases |= {one.name: one for one in made}
         known_as = _published(other.tool, namespace, registry)
         sent[known_as[0] if known_as else made[-1].name] = None
-    releases |= {one.name: one for one in _releases(chain.links, request, namespace, registry, signer, is_asked=True)}
+    releases |= {one.name: one for one in _releases(chain, request, namespace, registry, signer, is_asked=True)}
     refuse_lost(lost_signatures(links, catalog.space))
     for issue in _unpinned(chain):
         verdict = verdict.with_issue(issue)
@@ -296,7 +296,7 @@ def _with_next(error: VersionConflict, name: VersionName, registry: Registry) ->
 
 
 def _releases(
-    links: Sequence[Tool],
+    chain: Chain,
     request: PublishRequest,
     namespace: str,
     registry: Registry,
@@ -307,8 +307,8 @@ def _releases(
     """Return a release for each link that is in a folder, each pinned to the one below it."""
     made: list[CheckedRelease] = []
     below: tuple[VersionName, str] | None = None
-    for link in reversed(links):
-        is_top = is_asked and link is links[0]
+    for link in reversed(chain.links):
+        is_top = is_asked and link is chain.tool
         ref = link.manifest.executor
         pin = Pin(ref, *below) if ref and below else None
         published = _published(link, namespace, registry)
@@ -319,9 +319,29 @@ def _releases(
         known = _visibility(link.id, namespace, registry)
         visibility = (request.visibility or known if is_top else known or request.visibility) or "public"
         release = _release(link, namespace, pin, request.changelog if is_top else "", visibility, signer)
+        if link is chain.tool:
+            release = replace(release, references=_references(chain, namespace, registry))
         made.append(release)
         below = (release.name, release.digest)
     return made
+
+
+def _references(chain: Chain, namespace: str, registry: Registry) -> tuple[Pin, ...]:
+    """Return which version each name in an item's config means; what an MCP server offers has none."""
+    own = chain.tool.identity
+    named = {
+        one.ref: one.tool
+        for one in chain.references
+        if one.by == own and not one.tool.origin.server and one.tool.identity != own
+    }
+    return tuple(
+        Pin(
+            ref,
+            *_published(tool, namespace, registry)
+            or (VersionName(namespace, tool.id, tool.manifest.version), f"sha256:{tool.digest}"),
+        )
+        for ref, tool in sorted(named.items())
+    )
 
 
 def _published(tool: Tool, namespace: str, registry: Registry) -> tuple[VersionName, str] | None:

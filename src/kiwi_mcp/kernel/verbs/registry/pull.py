@@ -17,7 +17,7 @@ from kiwi_mcp.catalog.release import check_release, trust_of_release
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, NamespaceDenied, NotFound, VersionConflict
 from kiwi_mcp.domain.json import as_list, as_text
 from kiwi_mcp.domain.names import is_namespace
-from kiwi_mcp.domain.registry import PublishResult, VersionName
+from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, PublishResult, VersionName
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.remotes import open_source
 from kiwi_mcp.kernel.verb import AUTHOR, AnyJson, Argument, DryRun, NameText, Option, Response, verb
@@ -159,8 +159,9 @@ async def _pull_from(
         if request.dry_run:
             return _planned(name, there, source)
         published = [*await copied(query, name)]
-        waiting, seen = [name], {name}
-        for one in waiting:  # what an item names comes with it
+        waiting = [one.name for one in published if one.name.namespace != BUILTIN_NAMESPACE]
+        seen = {*waiting}
+        for one in waiting:  # what an item named when it was published came with it; this is the rest
             for wanted in await asyncio.to_thread(_named_by, one, catalog):
                 try:
                     other = await _choose(wanted, source, order)
@@ -186,13 +187,13 @@ async def _pull_from(
 
 
 def _named_by(name: VersionName, catalog: Catalog) -> Sequence[VersionQuery]:
-    """Return the versions that a pulled item names in its config, besides those that ship with Kiwi."""
+    """Return the versions that a pulled item names, besides those that ship with Kiwi or were published with it."""
     tool = catalog.find(f"registry/{name}")
     found: list[VersionQuery] = []
     for reference in references_in(tool, catalog.sheets):
         place, at, version = reference.ref.removeprefix("registry/").partition("@")
         namespace, _, tool_id = place.rpartition("/")
-        if not catalog.is_shipped(tool_id):
+        if not catalog.is_shipped(tool_id) and catalog.pin(tool, reference.ref) is None:
             home = namespace if is_namespace(namespace) else name.namespace
             found.append(VersionQuery.parse(f"{home}/{tool_id}{at}{version}"))
     return found
