@@ -28,8 +28,8 @@ def items(project: Path) -> None:
 
 @pytest.fixture
 def file(home: Path) -> Path:
-    (home / ".ai").mkdir()
-    return home / ".ai" / "preferences.yaml"
+    (home / ".ai" / "memory").mkdir(parents=True)
+    return home / ".ai" / "memory" / "preferences.yaml"
 
 
 def names(answer: JsonObject, word: str = "tools") -> list[str]:

@@ -41,7 +41,7 @@ def sent(wishes: PreferenceSection) -> list[str]:
 def test_without_a_file_the_defaults_apply(user: Path) -> None:
     found = owner_preferences(user)
     assert sent(found.always_send) == ["execute", "help", "load", "search"]
-    own = ["project/local/*", "user/memory/*", "user/local/*"]
+    own = ["project/local/*", "user/local/*"]
     assert sent(found.resources) == own
     assert sent(found.prompts) == ["project/agents/*", "project/claude/*", *own]
     assert found.task_after == 5
@@ -64,7 +64,7 @@ def test_every_key_is_read_and_a_list_means_yes(user: Path) -> None:
     assert echo.name == "echo"
     assert sent(found.prompts) == [
         *("review", "everything/*", "project/agents/*", "project/claude/*"),
-        *("project/local/*", "user/memory/*", "user/local/*"),
+        *("project/local/*", "user/local/*"),
     ]
     decided = found.resources.about(["project/local/guide", "local/guide", "guide"])
     assert decided == Preference("*", is_sent=False)

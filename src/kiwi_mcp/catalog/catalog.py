@@ -50,7 +50,6 @@ from kiwi_mcp.manifest.provider import has_providers
 from kiwi_mcp.manifest.trust import FILE_NAME as TRUST_FILE
 from kiwi_mcp.manifest.trust import has_passed
 from kiwi_mcp.manifest.type_specs import PROVIDERS, TypeSheets, TypeSpecs, load_type_specs
-from kiwi_mcp.memory.files import FOLDER as MEMORY
 from kiwi_mcp.primitives.file_watch import watch
 from kiwi_mcp.store.mcp_definitions import McpDefinitions
 from kiwi_mcp.store.registry.registry import Registry
@@ -59,7 +58,7 @@ FOLDERS: tuple[Source, ...] = ("project", "user", "builtin")
 """The sources that are looked through at no cost."""
 
 _KEPT_CHAINS = 4_096
-_OF_MEMORY = ("directives", "knowledge", "skills")
+MEMORY_ITEMS = ("directives", "knowledge", "skills")
 """The folders of the memory with items in them: no tool is in it."""
 _LIKELY, _ALIKE = 50, 0.75
 _ORDER: tuple[Source, ...] = get_args(Source)
@@ -111,13 +110,11 @@ class Catalog:
         registry: Callable[[], Registry] | None = None,
         definitions: Callable[[], McpDefinitions | None] | None = None,
         store_state: Callable[[], object] | None = None,
-        skill_folders: Sequence[str] = (),
     ) -> None:
         """Make the catalog of a space.
 
         `store_state` gives another value whenever the store may have changed. With it, an item that was found is found
-        again without a look at its files, as long as no watched file changed either. `skill_folders` are folders of
-        the project in which other programs keep skills, such as `.claude/skills`.
+        again without a look at its files, as long as no watched file changed either.
         """
         self.space = space
         self._store_state = store_state
@@ -126,10 +123,10 @@ class Catalog:
         own = TypeSheets(space.user / "types", space.project_ai / "types")
         self._sheets = own.now if sheets is None else lambda: sheets
         self._files = own.files
-        self._sources = tuple(sources_of(space, registry, definitions, skill_folders) if sources is None else sources)
+        self._sources = tuple(sources_of(space, registry, definitions) if sources is None else sources)
         self._by_name = {source.name: source for source in self._sources}
         # In the user's own folder, a request for the project's items means the user's.
-        is_users = "user" in self._by_name and "project" not in self._by_name
+        is_users = "user" in self._by_name and "project" not in self._by_name and "project" in space.sources
         self._stands_for: Mapping[Source | None, Source] = {"project": "user"} if is_users else {}
         self._chains: dict[tuple[str, ItemType | None], _Resolved] = {}
         self._searchable: dict[tuple[Source, str], tuple[Sequence[Card], Sequence[Card]]] = {}
@@ -724,27 +721,28 @@ def sources_of(
     space: Space,
     registry: Callable[[], Registry] | None = None,
     definitions: Callable[[], McpDefinitions | None] | None = None,
-    skill_folders: Sequence[str] = (),
 ) -> Sequence[ItemSource]:
-    """Return the sources of a space, in the order in which short names resolve."""
+    """Return the sources of a space that its owner wants used, in the order in which short names resolve."""
     trust_file = space.user / TRUST_FILE
     project = FolderSource("project", space.project_ai, cache=space.cache, trust_file=trust_file)
     user = FolderSource("user", space.user, cache=space.cache, trust_file=trust_file)
     builtin = FolderSource("builtin", BUILTIN, namespace="kiwi", cache=space.cache, rest=1.0)
     published = (RegistrySource(registry, space.cache, trust_file),) if registry else ()
     offered = (McpSource(definitions, space),) if definitions else ()
-    memory = FolderSource(
-        "user", space.user / MEMORY, namespace=MEMORY, cache=space.cache, trust_file=trust_file, only=_OF_MEMORY
-    )
+    # What an older Kiwi kept in the user's folder has the same names in the memory, so that it can be moved there.
+    memory = FolderSource("user", space.memory, cache=space.cache, trust_file=trust_file, only=MEMORY_ITEMS)
     others = (
         FolderSource(
             "project", base, namespace=base.name.strip("."), cache=space.cache, trust_file=trust_file, only=("skills",)
         )
-        for base in ((space.project / name).parent for name in skill_folders)
+        for base in ((space.project / name).parent for name in space.sources if name not in SOURCE_TRAITS)
     )
     # In the folder above the user's own `.ai`, the items are the user's, with the same names as everywhere else.
     is_one = space.user.resolve() == space.project_ai.resolve()
-    return (*(() if is_one else (project, *others)), user, memory, *published, *offered, builtin)
+    found = (*(() if is_one else (project,)), user, memory, *published, *offered, builtin)
+    wanted = [one for one in found if one.name in space.sources]
+    at = sum(one.name == "project" for one in wanted)
+    return (*wanted[:at], *(() if is_one else others), *wanted[at:])
 
 
 def _full_name(entry: Card) -> str:

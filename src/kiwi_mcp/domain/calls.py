@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from kiwi_mcp.domain.errors import Unanswered
 from kiwi_mcp.domain.grants import Grant
-from kiwi_mcp.domain.items import ItemType
+from kiwi_mcp.domain.items import DEFAULT_SOURCES, ItemType
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.outcome import Outcome, Report, silent
 from kiwi_mcp.domain.records import LIFETIME_MS
@@ -19,11 +19,20 @@ from kiwi_mcp.domain.threads import ThreadObserver, unobserved
 
 
 class Space(Struct, frozen=True):
-    """The folders that a call uses: a project, the user's own, and a cache for derived files."""
+    """The folders that a call uses: a project, the user's own, the memory, and a cache for derived files."""
 
     project: Path
     user: Path
     cache: Path
+    memory_root: str = ""
+    """The folder with the memory; empty for `memory` in the user's own."""
+    sources: tuple[str, ...] = DEFAULT_SOURCES
+    """The sources of items, of which some are folders of the project."""
+
+    @property
+    def memory(self) -> Path:
+        """The folder with the memory."""
+        return Path(self.memory_root) if self.memory_root else self.user / "memory"
 
     @property
     def project_ai(self) -> Path:

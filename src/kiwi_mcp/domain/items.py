@@ -96,6 +96,7 @@ SOURCE_TRAITS: Mapping[str, SourceTraits] = MappingProxyType(
         "builtin": SourceTraits(is_built_in=True),
     }
 )
+DEFAULT_SOURCES = tuple(SOURCE_TRAITS)
 NO_SOURCE = SourceTraits()
 """The traits of a source that is not known."""
 ItemType: TypeAlias = str

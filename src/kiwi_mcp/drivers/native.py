@@ -10,7 +10,7 @@ from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import ChangeSpec, Plan, ReadSpec
 from kiwi_mcp.drivers.driver import Dispatch
-from kiwi_mcp.memory.files import FOLDER, planned, version_of
+from kiwi_mcp.memory.files import planned, version_of
 
 
 class Native:
@@ -29,7 +29,7 @@ class Native:
         tool, named = chain.tool, (one.tool for one in chain.references)
         spec: ReadSpec | ChangeSpec = ReadSpec(path="", sha256="")
         if tool.manifest.config.get("changes"):
-            root = space.user / FOLDER
+            root = space.memory
             change = planned(root, as_text(tool.manifest.config.get("action")), inputs)
             spec = ChangeSpec(str(root / change.path), version_of(change.before), change.diff(), change.asks_always)
         return Plan(

@@ -30,11 +30,12 @@ from kiwi_mcp.kernel.paths import folder_identity, no_project_space, project_spa
 from kiwi_mcp.kernel.prepared import PreparedItems
 from kiwi_mcp.kernel.provenance import AuthorshipLog, Provenances
 from kiwi_mcp.kernel.recorder import CallRecord, Recorder
-from kiwi_mcp.kernel.settings import search_mode, skill_folders
+from kiwi_mcp.kernel.settings import search_mode
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.kernel.token_meter import ResponseSizes
 from kiwi_mcp.kernel.tool_list import ToolListCache
 from kiwi_mcp.kernel.verb import Answer
+from kiwi_mcp.manifest.environment import Environment, usable_environment
 from kiwi_mcp.policy.rights import Authority, ask
 from kiwi_mcp.policy.secret_access import every_value
 from kiwi_mcp.policy.tokens import TokenStore
@@ -109,15 +110,15 @@ class Catalogs:
         self._store = store
         self._catalogs: dict[Space, Catalog] = {}
         self._offerings: dict[Space, ToolListCache] = {}
-        self._spaces: dict[str | None, tuple[str, tuple[int, int, int], Space]] = {}
+        self._spaces: dict[str | None, tuple[str, tuple[int, int, int], Space, Environment]] = {}
         self._last: Catalog | None = None
         self._definitions: McpDefinitions | None = None
         self.near, self.far = CatalogThread(self._made), CatalogThread(self._made)
 
     def space(self, project_path: str | None) -> Space:
         """Return the space of a project; refuse the request if there is no project."""
-        known = self._spaces.get(project_path)
-        if known is not None and known[1] == folder_identity(known[0]):
+        known, chosen = self._spaces.get(project_path), usable_environment(self._user)
+        if known is not None and known[3] is chosen and known[1] == folder_identity(known[0]):
             return known[2]
         space = project_space(project_path, self.project, user=self._user, cache=self._cache)
         path = project_path or str(self.project)
@@ -126,7 +127,7 @@ class Catalogs:
         if identity is not None and identity[2] == os.geteuid():
             if len(self._spaces) >= _SPACES_KEPT:
                 self._spaces.clear()
-            self._spaces[project_path] = (path, identity, space)
+            self._spaces[project_path] = (path, identity, space, chosen)
         return space
 
     def space_if_any(self, project_path: str | None) -> Space:
@@ -183,7 +184,6 @@ class Catalogs:
             registry=store.registry,
             definitions=self._definitions_if_any,
             store_state=store.state,
-            skill_folders=skill_folders(self._user),
         )
 
     def _definitions_if_any(self) -> McpDefinitions | None:

@@ -19,7 +19,6 @@ from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.records import AuditLevel
 from kiwi_mcp.domain.registry import DEFAULT_NAMESPACE, Actor, is_user_namespace
 from kiwi_mcp.manifest.files import OwnerStamp, owner_stamp
-from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.yaml import read_yaml
 from kiwi_mcp.store.open import DIALECTS
 
@@ -39,12 +38,6 @@ _NO_HALF = "is not how items are found"
 _REMOTE = lazy_pattern(r"[a-z0-9][a-z0-9_-]{0,63}")
 _TOKEN = lazy_pattern(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 
-ENVIRONMENT_FILE = "config.yaml"
-_ENVIRONMENT = ("memory_root", "provider_adapter", "auth_mode", "tool_sources")
-UNUSED_SETTINGS = ("memory_root", "auth_mode")
-SKILL_FOLDERS = (".claude/skills", ".agents/skills")
-"""The folders of other programs that `tool_sources` can name."""
-"""The keys of `config.yaml` that nothing uses."""
 _SCHEMES = ("http", "https")
 NO_DATABASE = (
     "Let `kiwi up` serve that registry and use its `https://` address, or push it to a folder and use that; "
@@ -223,35 +216,3 @@ def _login() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return f"uid-{os.geteuid()}"
-
-
-def environment(user: Path) -> JsonObject:
-    """Return the owner's `config.yaml`; an unknown key, or a value that is not of its type, is an error."""
-    path = user / ENVIRONMENT_FILE
-    if not path.is_file():
-        return {}
-    found = as_object(read_yaml(path.read_text(encoding="utf-8"), what=path.name).value)
-    issues = []
-    for name, value in found.items():
-        if name not in _ENVIRONMENT:
-            fix = f"{did_you_mean(name, _ENVIRONMENT)}Use: {', '.join(_ENVIRONMENT)}."
-            issues.append(Issue(name, "is not a known key", fix))
-        elif not isinstance(value, list if name == "tool_sources" else str):
-            issues.append(
-                Issue(name, "has the wrong type", "Write a list." if name == "tool_sources" else "Write text.")
-            )
-        else:
-            unknown = [one for one in as_list(value) if one not in SKILL_FOLDERS]
-            known = f"Use: {', '.join(SKILL_FOLDERS)}."
-            issues += [Issue(name, f"{one!r:.60} is not a source of skills", known) for one in unknown]
-    if issues:
-        raise InvalidManifest("The owner's config.yaml", issues)
-    return found
-
-
-def skill_folders(user: Path) -> tuple[str, ...]:
-    """Return the folders of a project in which other programs keep skills, as far as the owner wants them read."""
-    try:
-        return tuple(map(as_text, as_list(environment(user).get("tool_sources"))))
-    except (KiwiError, OSError, UnicodeDecodeError):  # `kiwi doctor` shows what is wrong
-        return ()

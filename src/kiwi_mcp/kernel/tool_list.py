@@ -37,9 +37,9 @@ from kiwi_mcp.kernel.tool_names import (
 )
 from kiwi_mcp.kernel.verbs import VERBS
 from kiwi_mcp.manifest.files import owner_stamp, stamp_of
-from kiwi_mcp.policy import policy_files, preferences
 from kiwi_mcp.policy.authorize import verify
-from kiwi_mcp.policy.preferences import Preference, Preferences, Section, owner_preferences
+from kiwi_mcp.policy.policy_files import rule_files
+from kiwi_mcp.policy.preferences import Preference, Preferences, Section, owner_preferences, preferences_file
 
 MOST: Mapping[Section, int] = {"always_send": 200, "prompts": 50, "resources": 50}
 """The maximum number of items of each section; the rest is found by searching."""
@@ -353,7 +353,8 @@ class ToolListCache:
     def _state(self, sources: Collection[Source], paths: Iterable[str]) -> str:
         """Return the state of everything that the list depends on."""
         user = self._catalog.space.user
-        chosen = [owner_stamp(f"{user}/{name}") for name in (preferences.FILE_NAME, policy_files.FILE_NAME)]
+        files = (preferences_file(user), *rule_files(user))
+        chosen = [(str(file), owner_stamp(str(file))) for file in files]
         seen = self._catalog.generation(sources) if sources else ()
         return _digest(repr((chosen, seen, [stamp_of(path) for path in paths])))
 

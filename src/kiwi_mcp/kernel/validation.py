@@ -215,7 +215,10 @@ def _read(path: Path, source: Source, base: Path, catalog: Catalog) -> Tool:
 def read_path(path: Path, catalog: Catalog) -> Tool:
     """Return the item at a path of the project or of the user's space, wherever it is there."""
     manifest = _manifest_at(path, catalog.space)
-    homes: tuple[tuple[Source, Path], ...] = (("project", catalog.space.project_ai), ("user", catalog.space.user))
+    space = catalog.space
+    homes: tuple[tuple[Source, Path], ...] = (
+        ("project", space.project_ai), ("user", space.memory), ("user", space.user)
+    )  # fmt: skip
     for source, base in homes:
         if manifest.is_relative_to(base):
             return _read(manifest, source, base, catalog)
@@ -230,7 +233,7 @@ def _manifest_at(path: Path, space: Space) -> Path:
     if not path.is_absolute():
         refuse_nowhere(space)
     real = Path(os.path.realpath(path if path.is_absolute() else space.project / path))
-    if not (real.is_relative_to(space.project) or real.is_relative_to(os.path.realpath(space.user))):
+    if not any(map(real.is_relative_to, map(os.path.realpath, (space.project, space.user, space.memory)))):
         raise InvalidRequest(
             f"{path} lies outside the project and the user's space.", suggestion="Name a path inside one of them."
         )

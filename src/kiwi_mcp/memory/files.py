@@ -35,8 +35,6 @@ MAX_BYTES = 1_000_000
 """The largest file, in bytes."""
 NEW = "new"
 """The expected version of a file that must not exist yet."""
-FOLDER = "memory"
-"""The name of the folder within the user's `.ai` folder."""
 OWNER_FILES = frozenset({"preferences.yaml", "policy.yaml", "config.yaml", "registry.yaml", "approvals.yaml"})
 """Files at the top of the folder that only the owner changes, with an editor."""
 INSTRUCTIONS = frozenset({"agent.md", "agents.md", "agent-user.md", "skills", "directives"})

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.memory.files import FOLDER, Change, apply, cannot_open, parts_of, planned, version_of
+from kiwi_mcp.memory.files import Change, apply, cannot_open, parts_of, planned, version_of
 
 _PATIENCE = 10.0
 _PAUSE = 0.02
@@ -69,7 +69,7 @@ class Memory(Struct, frozen=True):
         """Return the history of a path, or a file as it was after one change."""
         parts_of(path)
         async with self.opened():
-            await self.history.record(path or ".", f"Changed outside Kiwi: {path or FOLDER}")
+            await self.history.record(path or ".", f"Changed outside Kiwi: {path or 'memory'}")
             if commit:
                 data = await self.history.content(path, commit)
                 return {"path": path, "commit": commit, "content": data.decode(errors="replace")}

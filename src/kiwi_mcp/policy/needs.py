@@ -250,7 +250,8 @@ class _FileRules:
     def __init__(self, rights: Rights, space: Space) -> None:
         self._project = os.path.realpath(space.project)
         self._cache = os.path.realpath(space.cache)
-        self._own = tuple(dict.fromkeys((str(space.user), os.path.realpath(space.user), self._cache)))
+        own = (str(space.user), os.path.realpath(space.user), str(space.memory), os.path.realpath(space.memory))
+        self._own = tuple(dict.fromkeys((*own, self._cache)))
         self._kept: dict[str, ProtectedFiles] = {}
         self._rules: dict[ResourceKind, tuple[tuple[str, Rules], ...]] = {
             kind: tuple(

@@ -18,6 +18,7 @@ from kiwi_mcp.domain.isolation import LEVELS, Level, strictest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import CHECKPOINT_MODES
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.manifest.environment import FILE_NAME as CONFIG
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.yaml import read_yaml
 from kiwi_mcp.policy.authorize import read_conditions
@@ -108,9 +109,9 @@ def _state_of(found: os.stat_result) -> _FileState:
 
 
 def rule_files(user: Path) -> Sequence[str]:
-    """Return the files that hold the rules for a user: their own policy, and the deployments of this machine."""
+    """Return the files with the rules for a user: their policy, their config, and the deployments of this machine."""
     named = os.environ.get("KIWI_DEPLOYMENT")
-    return (f"{user}/{FILE_NAME}", f"{SYSTEM_FOLDER}/{_NAME}", *([named] if named else []))
+    return (f"{user}/{FILE_NAME}", f"{user}/{CONFIG}", f"{SYSTEM_FOLDER}/{_NAME}", *([named] if named else []))
 
 
 SYSTEM_FOLDER = "/etc/kiwi"

@@ -17,12 +17,13 @@ from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.patterns import lazy_pattern
+from kiwi_mcp.manifest.environment import usable_environment
 from kiwi_mcp.manifest.files import OwnerStamp, owner_stamp
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.yaml import read_yaml
 
 FILE_NAME = "preferences.yaml"
-"""The file in the user's space, which nothing but the owner's own commands write."""
+"""The file in the memory, which nothing but the owner's own commands write."""
 
 Section: TypeAlias = Literal["always_send", "prompts", "resources"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
@@ -117,9 +118,16 @@ class Preferences(Struct, frozen=True):
         return found
 
 
+def preferences_file(user: Path) -> Path:
+    """Return the owner's file: that of the memory, or the one that an older Kiwi left in the user's own folder."""
+    memory = usable_environment(user).memory_root or f"{user}/memory"
+    place, old = Path(memory, FILE_NAME), user / FILE_NAME
+    return old if not place.exists() and old.exists() else place
+
+
 def owner_preferences(user: Path) -> Preferences:
     """Return the preferences of a user space. With a fault in the file the defaults apply, and it is reported."""
-    path = f"{user}/{FILE_NAME}"
+    path = str(preferences_file(user))
     stat = owner_stamp(path)
     known = _read.get(path)
     if known is None or known[0] != stat:

@@ -7,9 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
+from msgspec.structs import replace
+
 from kiwi_mcp.domain.calls import OWNER, Principal
 from kiwi_mcp.domain.errors import KiwiError, PolicyDenied, TokenRefused
-from kiwi_mcp.domain.grants import ResourceKind, Rights, Verdict, narrow
+from kiwi_mcp.domain.grants import ALL, ResourceKind, Rights, Verdict, empty_grant, narrow
+from kiwi_mcp.manifest.environment import environment
 from kiwi_mcp.policy.policy_files import deployed, owner_policy, rule_files
 from kiwi_mcp.primitives.file_watch import watch
 
@@ -67,12 +70,17 @@ class OwnerAuthority:
         return rights
 
 
+_LOCKED = replace(empty_grant("`auth_mode: locked` of config.yaml"), verbs=ALL)
+"""No item runs in anyone's name; what is not an item, such as a look at the audit log, is left to the other rules."""
+
+
 def rights_of(user: Path, identity: Principal = OWNER) -> Rights:
     """Return what a principal may use according to the files of the owner and of this machine."""
     policy = owner_policy(user)
     rights = deployed(Rights((policy.grant,)))
     actor = policy.actors.get(identity.name) if identity.name else None
-    return narrow(rights, actor) if actor else rights
+    rights = narrow(rights, actor) if actor else rights
+    return narrow(rights, _LOCKED) if environment(user).auth_mode == "locked" else rights
 
 
 def ask(question: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -158,7 +158,7 @@ async def test_outputs_of_two_outcomes_at_once_are_refused(agents: Agents) -> No
 
 
 @pytest.mark.usefixtures("sandbox")
-async def test_the_environment_file_is_checked_and_what_is_not_used_is_named(agents: Agents) -> None:
+async def test_a_fault_in_the_environment_file_stops_a_thread_and_doctor_shows_it(agents: Agents) -> None:
     agents.directive("study")
     await agents.sign("study")
     for text in ("provider_adaptor: scripted_llm", "provider_adapter: [scripted_llm]"):
@@ -168,4 +168,4 @@ async def test_the_environment_file_is_checked_and_what_is_not_used_is_named(age
     (agents.user / "config.yaml").write_text("provider_adapter: scripted_llm\nauth_mode: local")
     checks: Any = (await agents.read("doctor"))["checks"]
     (found,) = (one for one in checks if one["check"] == "config.yaml")
-    assert (found["status"], found["detail"]) == ("warning", "auth_mode has no effect")
+    assert (found["status"], found["fix"]) == ("problem", "auth_mode: Write one of: policy, locked.")

@@ -108,7 +108,8 @@ def _brought(server: ServerConfig) -> tuple[str, ...]:
 
 def _may_be_given(path: Path, server: ServerConfig) -> bool:
     """Whether a path is there, and is neither of every sandbox's own nor Kiwi's, nor as wide as a home."""
-    is_own = any(path.is_relative_to(own.resolve()) for own in (server.space.cache, server.space.user))
+    space = server.space
+    is_own = any(path.is_relative_to(own.resolve()) for own in (space.cache, space.user, space.memory))
     is_everywhere = f"{path}/".startswith(_OURS) or base_profile().covers(str(path))
     return path.exists() and not is_own and not is_everywhere and not is_too_wide(path)
 

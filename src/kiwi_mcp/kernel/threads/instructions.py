@@ -23,7 +23,6 @@ from kiwi_mcp.kernel.context import Context
 from kiwi_mcp.kernel.provenance import Provenances
 from kiwi_mcp.kernel.threads.skills import SkillUse, skill_text, use_of
 from kiwi_mcp.manifest.files import read_file
-from kiwi_mcp.memory.files import FOLDER
 
 INSTRUCTION_NAMES = ("AGENTS.md", "AGENT.md")
 _OVERLAY = "AGENT-user.md"
@@ -60,7 +59,7 @@ def instructions_digest(data: bytes) -> str:
 
 def instruction_texts(space: Space, provenance: Provenances) -> list[InstructionText]:
     """Return the instructions for a thread, the weakest first: the user's, the project's, the user's additions."""
-    memory, source = space.user / FOLDER, "AGENTS.md of the project"
+    memory, source = space.memory, "AGENTS.md of the project"
     is_project = space.project_ai.is_dir()
     found = (
         *_first(memory, INSTRUCTION_NAMES, "AGENT.md of the user"),

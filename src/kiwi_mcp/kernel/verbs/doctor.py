@@ -29,7 +29,7 @@ from kiwi_mcp.drivers.environments.package_manager import server_package
 from kiwi_mcp.drivers.sandboxed import known_standings, standings
 from kiwi_mcp.kernel.context import Services, VerbContext
 from kiwi_mcp.kernel.permission import ItemVisibility
-from kiwi_mcp.kernel.settings import ENVIRONMENT_FILE, UNUSED_SETTINGS, environment, named_half, search_mode
+from kiwi_mcp.kernel.settings import named_half, search_mode
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.kernel.token_meter import context_report
 from kiwi_mcp.kernel.verb import ANYONE, AnyJson, ProjectRequest, Response, verb
@@ -39,6 +39,8 @@ from kiwi_mcp.kernel.verbs.relax import holds
 from kiwi_mcp.kernel.verbs.schedule import due_warnings
 from kiwi_mcp.kernel.verbs.search import SOURCES, card_sources, open_indexes
 from kiwi_mcp.kernel.view import Data, ViewItem
+from kiwi_mcp.manifest.environment import FILE_NAME as CONFIG
+from kiwi_mcp.manifest.environment import environment, memory_folder
 from kiwi_mcp.manifest.runtime import RuntimeConfig, runtime_config
 from kiwi_mcp.manifest.templates import defaulted, variables
 from kiwi_mcp.manifest.trust import FILE_NAME as TRUST_FILE
@@ -266,13 +268,14 @@ def _policy(user: Path) -> Iterator[JsonObject]:
 
 def _environment(user: Path) -> Iterator[JsonObject]:
     try:
-        found = environment(user)
+        chosen, root = environment(user), memory_folder(user)
     except KiwiError as error:
-        yield _check(ENVIRONMENT_FILE, error.message, status="problem", fix=_fix(error))
+        yield _check(CONFIG, error.message, status="problem", fix=_fix(error))
         return
-    if unused := [name for name in found if name in UNUSED_SETTINGS]:
-        fix = f"Leave out {', '.join(unused)}: this version of Kiwi does not use it."
-        yield _check(ENVIRONMENT_FILE, f"{', '.join(unused)} has no effect", status="warning", fix=fix)
+    if chosen.auth_mode == "locked":
+        fix = f"Remove `auth_mode` from {user / CONFIG} when items shall run again."
+        yield _check(CONFIG, "auth_mode is locked: no item runs", status="warning", fix=fix)
+    yield _check("memory", f"{root}" if root.exists() else f"{root} (made when needed)")
 
 
 def _secrets(user: Path) -> Iterator[JsonObject]:

@@ -20,7 +20,8 @@ from kiwi_mcp.kernel.approval_question import visible
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.memory_history import GitHistory
 from kiwi_mcp.kernel.verb import ANYONE, OWNER, AnyJson, Argument, LongText, Request, Response, verb
-from kiwi_mcp.memory.files import FOLDER, list_files, read_text, search_files
+from kiwi_mcp.manifest.environment import memory_folder
+from kiwi_mcp.memory.files import list_files, read_text, search_files
 from kiwi_mcp.memory.memory import Memory
 
 _CHANGES = 20
@@ -50,7 +51,7 @@ class MemoryToolResponse(Response, frozen=True, kw_only=True):
 
 def memory_of(context: VerbContext) -> Memory:
     """Return the owner's memory."""
-    root = context.services.user / FOLDER
+    root = memory_folder(context.services.user)
     return Memory(root, GitHistory(root))
 
 
@@ -71,7 +72,8 @@ async def _changed(action: str, request: MemoryToolRequest, context: VerbContext
 
 def _note_author(path: str, context: VerbContext) -> None:
     """Record that a model wrote an item of the memory: until its owner signs or edits it, a model reads it as data."""
-    catalog, whole = context.services.catalogs.at(None), context.services.user / FOLDER / path
+    catalog = context.services.catalogs.at(None)
+    whole = catalog.space.memory / path
     for card in catalog.all(frozenset[Source](("user",))):
         place = Path(card.path)
         if place == whole or (place.name in FOLDER_FILES and whole.is_relative_to(place.parent)):

@@ -18,15 +18,16 @@ from kiwi_mcp.kernel.token_meter import Advice, advice_for, offer_cost, own_cost
 from kiwi_mcp.kernel.tool_names import names_of
 from kiwi_mcp.kernel.verb import ANYONE, OWNER, Argument, NameText, Option, ProjectRequest, Response, verb
 from kiwi_mcp.kernel.view import Data, Hint, Notice, TableRow, ViewItem, warning_rows
+from kiwi_mcp.manifest.environment import memory_folder
 from kiwi_mcp.manifest.owner_yaml import rewrite
 from kiwi_mcp.policy.preferences import (
-    FILE_NAME,
     PreferenceLayer,
     PreferenceSection,
     Section,
     check_preferences,
     is_pattern,
     owner_preferences,
+    preferences_file,
     wish_issues,
 )
 
@@ -92,7 +93,7 @@ async def list_preferred(request: ProjectRequest, context: VerbContext) -> Prefe
 
 def _listed(offers: Offers, user: Path) -> PreferListResponse:
     return PreferListResponse(
-        path=str(user / FILE_NAME),
+        path=str(preferences_file(user)),
         meta_tools=list(offers.meta_tools),
         meta_tool_tokens={name: own_cost(name).tokens for name in offers.meta_tools},
         tools=[_line(offer) for offer in offers.tools],
@@ -248,7 +249,7 @@ def _changed(action: str, status: str, message: str, user: Path, before: Offers,
         action=action,
         status=status,
         message=message,
-        path=str(user / FILE_NAME),
+        path=str(preferences_file(user)),
         came=sorted(_names(after) - _names(before)),
         went=sorted(_names(before) - _names(after)),
         warnings=[notice for notice in after.notices if notice not in before.notices],
@@ -337,7 +338,8 @@ def _own_names(offer: Offer) -> Sequence[str]:
 
 
 def _rewrite(user: Path, section: Section, change: Callable[[dict[str, Json]], object]) -> None:
-    rewrite(user / FILE_NAME, section, change, check=lambda: check_preferences(user))
+    memory_folder(user)  # a folder whose disk is missing is not made anew
+    rewrite(preferences_file(user), section, change, check=lambda: check_preferences(user))
 
 
 def _names_meant(word: str, offers: Iterable[Offer]) -> Sequence[str]:

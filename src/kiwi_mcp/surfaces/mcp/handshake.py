@@ -130,15 +130,19 @@ _LARGEST = 8_000_000
 _LONGEST_NAME = 200
 
 
-def stamp() -> list[int] | None:
-    """Return what tells one version of the owner's preferences and servers from another; None without either."""
-    seen = [_seen("preferences.yaml"), _seen("state/servers")]
+PREFERENCES = "memory/preferences.yaml"
+"""The file with the preferences below the user's folder, unless `config.yaml` names another memory."""
+
+
+def stamp(preferences: str = PREFERENCES) -> list[int] | None:
+    """Return what tells one version of the owner's choices and servers from another; None without any."""
+    seen = [_seen(one) for one in ("config.yaml", preferences, "preferences.yaml", "state/servers")]
     return [number for one in seen for number in one] if any(map(any, seen)) else None
 
 
 def _seen(name: str) -> list[int]:
     try:
-        state = os.stat(f"{_user()}/{name}")  # noqa: PTH116 - pathlib costs as much as the rest of stage one
+        state = os.stat(os.path.join(_user(), name))  # noqa: PTH116, PTH118 - pathlib costs as much as the rest of stage one
     except OSError:
         return [0, 0, 0]
     return [state.st_mtime_ns, state.st_size, state.st_ino]
@@ -150,10 +154,11 @@ def recall(project: str) -> dict[str, str]:
         with open(path_of(project), encoding="utf-8") as file:  # noqa: PTH123 - as above
             kept = json.loads(file.read(_LARGEST))
         tools: dict[str, str] = kept.pop("tools")
+        made_under = stamp(kept.pop("preferences", PREFERENCES))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
     is_sound = type(tools) is dict and all(type(text) is str for text in tools.values())
-    return tools if is_sound and kept == conditions(project, stamp()) else {}
+    return tools if is_sound and kept == conditions(project, made_under) else {}
 
 
 def conditions(project: str, made_under: list[int] | None) -> dict[str, object]:

@@ -32,6 +32,8 @@ from mcp_types import (
 from pydantic import ValidationError
 
 from kiwi_mcp.kernel import Kernel
+from kiwi_mcp.kernel.paths import user_space
+from kiwi_mcp.manifest.environment import usable_environment
 from kiwi_mcp.primitives.telemetry import start_tracing
 from kiwi_mcp.store.principals import STDIO
 from kiwi_mcp.surfaces.mcp.calls import Calls
@@ -39,6 +41,7 @@ from kiwi_mcp.surfaces.mcp.fast_path import FastPath
 from kiwi_mcp.surfaces.mcp.handshake import (
     LINE_LIMIT,
     OVERLONG,
+    PREFERENCES,
     HandshakeResult,
     StdioPipe,
     conditions,
@@ -284,12 +287,15 @@ async def settle(server: McpServer, changes: ToolListWatcher, opening: Handshake
 
     Where the owner prefers nothing of their own, and has no servers, it is the prepared one, which is not kept again.
     """
-    made_under, path = stamp(), Path(path_of(project))
+    root = usable_environment(user_space()).memory_root
+    preferences = f"{root}/preferences.yaml" if root else PREFERENCES
+    made_under, path = stamp(preferences), Path(path_of(project))
     tools = await tool_lists(server)
     if made_under is None and tools == load_prepared()["tools"]:
         await asyncio.to_thread(forget, path)
     else:
-        await asyncio.to_thread(keep, path, {**conditions(project, made_under), "tools": tools})
+        made_for = {**conditions(project, made_under), "preferences": preferences}
+        await asyncio.to_thread(keep, path, {**made_for, "tools": tools})
     if opening.listed is not None and tools[opening.listed[0]] != opening.listed[1]:
         changes.outdate_tools()
 

@@ -323,7 +323,7 @@ def _granted_path(text: str, space: Space, *, is_writable: bool = False) -> str:
                 f"There is no {text!r}, and the folder around it is more than a server is given.",
                 suggestion="Put the file into a folder of its own, set that path in the manifest, and name the folder.",
             )
-    if any(path.is_relative_to(own.resolve()) for own in (space.cache, space.user)):
+    if any(path.is_relative_to(own.resolve()) for own in (space.cache, space.user, space.memory)):
         raise InvalidRequest(f"{text!r} is Kiwi's own, and given to nothing.", suggestion="Name a folder of your own.")
     if not path.exists() and not is_writable:
         raise InvalidRequest(f"There is no {text!r} to give.", suggestion="Make it first, or name another path.")
