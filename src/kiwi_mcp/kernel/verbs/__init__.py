@@ -219,9 +219,12 @@ VERBS: tuple[VerbFamily, ...] = (
     ),
     VerbFamily(
         name="memory",
-        verbs={**dict.fromkeys(("list", "show", "forget"), "recall"), **dict.fromkeys(("export", "import"), "memory")},
-        description="The owner's memory: export and import it. Which items were used after which searches, so that "
-        "they are found sooner; list or forget them.",
+        verbs={
+            **dict.fromkeys(("list", "show", "forget"), "recall"),
+            **dict.fromkeys(("export", "import", "migrate"), "memory"),
+        },
+        description="The owner's memory: export and import it, and move older files into it. Which items were used "
+        "after which searches, so that they are found sooner; list or forget them.",
         is_read_only=False,
     ),
     VerbFamily(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from stat import S_ISREG
 from typing import Annotated
 
-from msgspec import field
+from msgspec import field, to_builtins
 
 from kiwi_mcp.domain.errors import Conflict, InvalidRequest, KiwiError, NotFound, PathInvalid, TooLarge, Unavailable
 from kiwi_mcp.domain.items import FOLDER_FILES, Source
@@ -19,13 +19,16 @@ from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.kernel.approval_question import visible
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.memory_history import GitHistory
-from kiwi_mcp.kernel.verb import ANYONE, OWNER, AnyJson, Argument, LongText, Request, Response, verb
+from kiwi_mcp.kernel.memory_move import MemoryMove
+from kiwi_mcp.kernel.verb import ANYONE, OWNER, AnyJson, Argument, LongText, Option, Request, Response, verb
+from kiwi_mcp.kernel.view import Data, Hint, Notice, ViewItem, warning_rows
 from kiwi_mcp.manifest.environment import memory_folder
 from kiwi_mcp.memory.files import list_files, read_text, search_files
 from kiwi_mcp.memory.memory import Memory
 
 _CHANGES = 20
 _MOST_BYTES = 64_000_000
+_MOST_SHOWN = 1_000
 _tool = partial(verb, group="memory_tools", access=ANYONE, records=False)
 
 
@@ -160,9 +163,16 @@ class MemoryFileResponse(Response, frozen=True, kw_only=True):
     path: str
     bytes: int
     message: str
+    warnings: list[str] = field(default_factory=list)
+    """What the preferences name and is not here."""
 
 
-@verb("export", group="memory", access=OWNER, is_local=True)
+def _file_view(response: MemoryFileResponse) -> Iterator[ViewItem]:
+    yield from warning_rows(response.warnings)
+    yield Data(response.message)
+
+
+@verb("export", group="memory", access=OWNER, is_local=True, shows=_file_view)
 async def export_memory(request: MemoryFileRequest, context: VerbContext) -> MemoryFileResponse:
     """Write all of your memory with its history to a file, which `git fast-import` reads too."""
     stream, target = await _stream(memory_of(context)), Path(request.path)
@@ -201,7 +211,7 @@ def _read_plain(path: Path) -> bytes:
         raise NotFound(f"{path} cannot be read: {error.strerror}.", suggestion="Check the path.") from error
 
 
-@verb("import", group="memory", access=OWNER, is_local=True)
+@verb("import", group="memory", access=OWNER, is_local=True, shows=_file_view)
 async def import_memory(request: MemoryFileRequest, context: VerbContext) -> MemoryFileResponse:
     """Bring a memory here with its history; yours has to be empty."""
     memory = memory_of(context)
@@ -213,5 +223,70 @@ async def import_memory(request: MemoryFileRequest, context: VerbContext) -> Mem
                 suggestion="Move that folder away first, or export and merge it with git.",
             )
         count = await GitHistory(memory.root).imported(stream)
+    gaps = (await context.services.offers(None)).notices
     message = f"Imported {count} files."
-    return MemoryFileResponse(status="imported", path=str(memory.root), bytes=len(stream), message=message)
+    return MemoryFileResponse(
+        status="imported", path=str(memory.root), bytes=len(stream), message=message, warnings=list(gaps)
+    )
+
+
+class MemoryMigrateRequest(Request, frozen=True, kw_only=True):
+    """Whether to move files into the memory, or back."""
+
+    apply: Annotated[bool, Option("Do it; otherwise the plan is shown.")] = False
+    undo: Annotated[bool, Option("Move back what was moved.")] = False
+
+
+class MemoryMigrateResponse(Response, frozen=True, kw_only=True):
+    """What happens to each file."""
+
+    status: str
+    message: str
+    path: str
+    files: list[AnyJson]
+    left_off: int
+    next: str
+
+
+def _migrate_view(response: MemoryMigrateResponse) -> Iterator[ViewItem]:
+    for one in map(as_object, response.files):
+        yield Data(f"{one['what']}  {one['path']}{': ' if one['reason'] else ''}{as_text(one['reason'])}")
+    if response.left_off:
+        yield Notice(f"… and {response.left_off} more")
+    yield Notice(response.message)
+    yield Hint(response.next)
+
+
+@verb("migrate", group="memory", access=OWNER, is_local=True, shows=_migrate_view)
+async def migrate_memory(request: MemoryMigrateRequest, context: VerbContext) -> MemoryMigrateResponse:
+    """Move directives, knowledge, skills and preferences of your user folder into your memory."""
+    memory = memory_of(context)
+    move = MemoryMove(context.services.user, memory.root)
+    plan, act = (move.back, move.move_back) if request.undo else (move.there, move.move_there)
+    try:
+        if request.apply:
+            async with memory.opened():
+                await memory.history.record(".", "Changed outside Kiwi")
+                steps = await asyncio.to_thread(act)
+                await memory.history.record(".", f"Moved {'back to' if request.undo else 'here from'} the user folder")
+        else:
+            steps = await asyncio.to_thread(plan)
+    except OSError as error:
+        fix = "Fix that and do it again: what was moved until now is complete, and nothing is lost."
+        raise Unavailable(f"{error.filename} cannot be moved: {error.strerror}.", suggestion=fix) from error
+    count, kept = sum(step.what == "move" for step in steps), sum(step.what == "keep" for step in steps)
+    target = context.services.user if request.undo else memory.root
+    can_act = bool(count) and not request.apply
+    return MemoryMigrateResponse(
+        status="migrated" if request.apply else "planned",
+        message=f"{count} file{'s' * (count != 1)} {'' if request.apply else 'would be '}moved to {target}"
+        + (f", {kept} left in place" if kept else ""),
+        path=str(target),
+        files=[to_builtins(step) for step in sorted(steps, key=lambda step: step.what)[:_MOST_SHOWN]],
+        left_off=max(len(steps) - _MOST_SHOWN, 0),
+        next="Nothing was changed. Do it with `--apply`."
+        if can_act
+        else "`kiwi memory migrate --undo --apply` moves them back."
+        if count and not request.undo
+        else "Nothing more to do.",
+    )
