@@ -213,6 +213,16 @@ def test_a_manifest_at_the_top_of_tools_asks_for_a_folder(catalog: Catalog, put:
     assert "folder of its own" in catalog.broken()[0].error.message
 
 
+def test_a_folder_that_was_listed_before_it_got_its_manifest_is_an_item(space: Space, put: Put) -> None:
+    (space.project_ai / "tools" / "later").mkdir(parents=True)
+    put("tools/first.yaml", API.format(name="first"))
+    assert names(Catalog(space)) == {"first"}
+    put("tools/later/tool.yaml", API.format(name="later"))
+    catalog = Catalog(space)
+    assert names(catalog) == {"first", "later"}
+    assert catalog.broken() == []
+
+
 def test_deeply_nested_folders_are_cut_off(catalog: Catalog, put: Put) -> None:
     put(f"tools/{'/'.join('d' for _ in range(40))}/x.yaml", API.format(name="x"))
     put("tools/near.yaml", API.format(name="near"))

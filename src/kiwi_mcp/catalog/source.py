@@ -32,7 +32,7 @@ from kiwi_mcp.store.registry.registry import Registry
 _ListingRow: TypeAlias = tuple[str, int, FileStamp, tuple[str, ...], tuple[str, ...], tuple[tuple[str, str], ...]]
 _FolderRows: TypeAlias = tuple[dict[str, _ListingRow], dict[str, tuple[FileStamp, Card | None]]]
 
-_FORMAT = f"kiwi.catalog/3 {__version__}"
+_FORMAT = f"kiwi.catalog/4 {__version__}"
 _MAX_BYTES = 256_000_000
 
 
@@ -361,6 +361,9 @@ class FolderSource(ItemSource):
             self._forget(gone)
         for gone in {*old.folders} - {*new.folders}:
             self._drop(gone)
+        if old.depth and any(where.endswith(MANIFESTS) for where, _ in new.oddities):
+            self._list(path.rpartition("/")[0])  # a folder that got a manifest is an item
+            return
         self._report(new)
         for place in new.places:
             self._look(place)

@@ -32,6 +32,7 @@ from kiwi_mcp.kernel.context import Context
 from kiwi_mcp.kernel.permission import client_requests, reaching
 from kiwi_mcp.kernel.prepared import Prepared, plan_digest
 from kiwi_mcp.kernel.recorder import CallRecord, Run
+from kiwi_mcp.manifest.outputs import output_faults
 from kiwi_mcp.manifest.parameters import accept
 from kiwi_mcp.policy.approval_rules import hinted_effect, returns_untrusted_text
 from kiwi_mcp.policy.authorize import failed_condition, permit, rates_of, use_verdicts, verify
@@ -89,6 +90,10 @@ async def run(call: Call, context: Context, record: CallRecord | None) -> Run:
                 caller=without_secrets(caller, secrets) if secrets else caller,
                 dispatch=partial(dispatch, context, run.id),
             )  # 19 sandbox, egress, addresses, redirects: the driver and the primitives enforce them again
+        if outcome.is_success and run.chain.server is None and isinstance(run.plan.spec, ProcessSpec | HttpSpec):
+            wrong = output_faults(run.chain.tool.manifest.outputs, outcome.result, call.space.project)
+            warnings = [f"The result is not what `outputs` declares: {one}." for one in wrong]
+            outcome = replace(outcome, warnings=(*outcome.warnings, *warnings)) if wrong else outcome
         return await run.finish(redacted(outcome, secrets))  # 21 the only way an outcome leaves; 22 recorded
 
 

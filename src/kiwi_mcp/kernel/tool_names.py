@@ -21,7 +21,7 @@ from kiwi_mcp.domain.uri_template import variables_of
 from kiwi_mcp.kernel.settings import registry_settings
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.kernel.verbs import VerbFamily
-from kiwi_mcp.manifest.json_schema import schema_faults
+from kiwi_mcp.manifest.outputs import output_schema
 from kiwi_mcp.store.database import within
 
 _MAX_CHARACTERS, _MAX_TOKENS = 300, 52
@@ -200,7 +200,7 @@ def offer_of(chain: Chain, name: str) -> Offer:
         title="" if title == name else title,
         description=_cut(manifest.description),
         parameters={"type": "object", **manifest.parameters},
-        outputs=_schema(manifest.outputs),
+        outputs=output_schema(manifest.outputs),
         hints=_hints(chain),
         task=_task(manifest),
         mime_type=_MARKDOWN if chain.traits[0].result_kind != "data" else as_text(manifest.extra.get("mime_type")),
@@ -217,12 +217,6 @@ def characters_of(offer: Offer) -> int:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
-
-
-def _schema(outputs: JsonObject) -> JsonObject:
-    """Return the schema of a result, if one is declared; older manifests write `format` and `schema`."""
-    declared = as_object(outputs.get("schema")) if "format" in outputs else outputs
-    return declared if isinstance(declared.get("type"), str) and not schema_faults(declared, "outputs") else {}
 
 
 def _task(manifest: Manifest) -> TaskUse:

@@ -379,6 +379,8 @@ def arguments_of(verb: Verb, payload: JsonObject) -> JsonObject:
 def parse(request: type[R], name: str, arguments: JsonObject) -> R:
     """Return the request of a verb, or refuse it with every fault."""
     given = dict(arguments)
+    if given.get("item_type") == "script":  # what older clients call a tool
+        given["item_type"] = "tool"
     if request.takes_lists:
         given = {name: _joined(value) if isinstance(value, list) else value for name, value in given.items()}
     try:

@@ -14,6 +14,7 @@ from kiwi_mcp.domain.names import is_safe_path
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.document import join, line_of
 from kiwi_mcp.manifest.names import did_you_mean
+from kiwi_mcp.manifest.outputs import FORMATS, is_old_form
 from kiwi_mcp.manifest.parameters import to_schema
 from kiwi_mcp.manifest.type_specs import TypeSpec, TypeSpecs, load_type_specs
 
@@ -85,6 +86,9 @@ def parse(
     sheet = reading.sheets.get(tool_type)
     packages, permissions = _needs(reading, config)
     config = _config(_with_entrypoint(reading, config, sheet), sheet, packages)
+    if "cache_dir" in as_object(config.get("venv")):
+        reason = "is not used: environments are in the cache of this machine"
+        reading.warn("config.venv.cache_dir", reason, "Leave it out; `XDG_CACHE_HOME` moves the cache.")
     parameters, outputs = _parameters(reading), _outputs(reading)
     _check_checkpoint(reading)
     _report_unknown(reading, sheet)
@@ -216,7 +220,10 @@ def _outputs(reading: _Reading) -> JsonObject:
     if isinstance(value, str | bool | int | float):
         reading.fault("outputs", "is not a schema", "Write a JSON Schema, or `format` and `schema`.")
     if not (listed := [as_object(item) for item in as_list(value)]):
-        return as_object(value)
+        outputs = as_object(value)
+        if is_old_form(outputs) and outputs["format"] not in FORMATS:
+            reading.fault("outputs.format", f"{outputs['format']!r} is not json, text or file", "Write one of them.")
+        return outputs
     named = {as_text(one.get("name")): {word: inner for word, inner in one.items() if word != "name"} for one in listed}
     return {"type": "object", "properties": named}
 

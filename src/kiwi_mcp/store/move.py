@@ -20,8 +20,7 @@ TABLES = (
 )  # fmt: skip
 REBUILT = frozenset(
     {
-        "schema_migrations", "change_counter", "sheets", "tool_embeddings", "directive_embeddings",
-        "knowledge_embeddings", "embedding_models", "embedding_lexemes",
+        "schema_migrations", "change_counter", "sheets", "tool_embeddings", "embedding_models", "embedding_lexemes",
     }
 )  # fmt: skip
 """Tables that a store fills by itself."""
