@@ -25,6 +25,7 @@ PLACE = "/absolute/path/to/project"
 RESULTS: Mapping[str, list[Json]] = {
     "skill": [{"skills": []}],
     "memory": [{"query": "tea", "matches": [], "omitted_matches": 0}],
+    "files": [{"query": "tea", "matches": [], "omitted_matches": 0}],
     "create": [2, {"content": "Tables are plural, columns are not.", "links": []}],
     "directive": [
         {

@@ -327,7 +327,7 @@ class ProjectPathInvalid(Invalid):
 
 
 class PathInvalid(Invalid):
-    """A path does not lead to a file or a folder of the memory."""
+    """A path does not lead to a file or a folder below the one that a tool works in."""
 
     code, error = "path_invalid", "Invalid path"
 
@@ -340,7 +340,7 @@ class PathInvalid(Invalid):
 
 
 class ReservedPath(Invalid):
-    """A path of the memory that only the owner changes."""
+    """A path of the memory or of a project that only the owner changes."""
 
     code, error, http_status = "reserved_path", "Reserved path", 403
 

@@ -105,7 +105,7 @@ class ReadSpec(Struct, frozen=True):
 
 
 class ChangeSpec(Struct, frozen=True):
-    """One change of a file that Kiwi keeps for the owner; nothing runs."""
+    """One change of a file of the owner's, shown before it is made. In the memory nothing runs for it."""
 
     path: str
     version: str
@@ -144,6 +144,13 @@ class Plan(Struct, frozen=True):
     only_reads: bool = False
     """Whether a server only reads for this plan, which its driver knows and no author can claim. It is not shown."""
     warnings: tuple[str, ...] = ()
+    change: ChangeSpec | None = None
+    """What a process of Kiwi's own changes, if that is one file of the project."""
+
+    @property
+    def shown_change(self) -> ChangeSpec | None:
+        """The one file that is changed, which the owner sees as a difference."""
+        return self.spec if isinstance(self.spec, ChangeSpec) else self.change
 
     def to_json(self) -> JsonObject:
         """Return the plan as it is shown, hashed and stored."""

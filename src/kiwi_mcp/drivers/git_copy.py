@@ -1,8 +1,9 @@
-"""A server's own copy of a git folder, and how its commits reach the repository.
+"""The copy of a git folder for a server or a tool, and how its commits reach the repository.
 
-A server that may change a repository finds, in the place of its `.git`, a copy that it may write to; the objects of the
-real one are in it read-only. After each call Kiwi takes over new objects, branches, tags and the index, as data that
-git checks. Nothing else that the server writes there reaches the real folder: no settings, hooks, attributes or links.
+A server that may change a repository, and a tool that also declares that it needs git, finds in the place of its `.git`
+a copy that it may write to; the objects of the real one are in it read-only. After each call Kiwi takes over new
+objects, branches, tags and the index, as data that git checks. Nothing else that is written there reaches the real
+folder: no settings, hooks, attributes or links.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class GitCopy:
                 reason = fault.message if isinstance(fault, KiwiError) else str(fault)
                 with suppress(KiwiError, OSError):
                     await self._lay(await self._real())
-                warn(f"What the server changed in {self.git} was not taken over: {reason}")
+                warn(f"What was changed in {self.git} was not taken over: {reason}")
 
     async def _take(self, made: RepositoryState) -> None:
         known = self._known

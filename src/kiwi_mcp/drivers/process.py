@@ -39,6 +39,7 @@ from kiwi_mcp.drivers.driver import Dispatch, SyntaxCheck
 from kiwi_mcp.drivers.environments.environment import Environment, base_env, make_once
 from kiwi_mcp.drivers.environments.installer import Installer, install_level
 from kiwi_mcp.drivers.environments.package_manager import PackageManager
+from kiwi_mcp.drivers.git_copy import git_copies
 from kiwi_mcp.drivers.output import NotJsonOutput, ParsedOutput, json_or_text, parse
 from kiwi_mcp.drivers.sandboxed import backend_for, open_sandbox
 from kiwi_mcp.drivers.tool_calls import CLIENT, serving_calls
@@ -142,9 +143,35 @@ class Process:
     async def drive(
         self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller, dispatch: Dispatch
     ) -> Outcome:
+        """Run the process. One that needs git and may write to a repository has a copy of its git folder."""
+        profile = plan.profile or SandboxProfile(strictest(()))
+        run = partial(self._run, plan, chain, space, secrets=secrets, caller=caller, dispatch=dispatch)
+        if "git" not in chain.needs.commands or not profile.writable:
+            return await run(profile)
+        async with git_copies(profile, space.cache) as copies:
+            outcome = await run(replace(profile, git_copies=tuple((one.git, str(one.folder)) for one in copies)))
+            faults: list[str] = []
+            for copy in copies:
+                await copy.take_over(faults.append)
+        if not faults:
+            return outcome
+        fix = "See that no other program works in the repository, then call again."
+        return replace(outcome, status="error", result=None, message=" ".join(faults), suggestion=fix)
+
+    async def _run(
+        self,
+        plan: Plan,
+        chain: Chain,
+        space: Space,
+        profile: SandboxProfile,
+        *,
+        secrets: Mapping[str, str],
+        caller: Caller,
+        dispatch: Dispatch,
+    ) -> Outcome:
         """Open the sandbox, make the files, the dependencies and the build that the plan names, then run it."""
         assert isinstance(plan.spec, ProcessSpec)  # noqa: S101 - bind above makes no other
-        frame, profile = frame_of(chain, space), plan.profile or SandboxProfile(strictest(()))
+        frame = frame_of(chain, space)
         # The folders of what runs: the files of the tool and of its runtime, its dependencies, and what was compiled.
         folders = [frame.facts["tool.files"], frame.facts["runtime.files"]]
         if "environment" in plan.facts:
@@ -156,8 +183,7 @@ class Process:
         try:
             sandbox = await open_sandbox(profile, space, tuple(filter(None, folders)))
         except IsolationUnavailable as refused:
-            provenance = plan.profile.provenance if plan.profile else "unknown"
-            raise with_remedy(refused, provenance, chain.tool) from None
+            raise with_remedy(refused, profile.provenance, chain.tool) from None
         tool_files, runtime_files = frame.facts["tool.files"], frame.facts["runtime.files"]
         try:
             environment = await _install(plan, frame, caller.report) if "environment" in plan.facts else _NO_PACKAGES

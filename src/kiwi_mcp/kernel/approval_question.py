@@ -14,7 +14,7 @@ from kiwi_mcp.domain.isolation import Provenance
 from kiwi_mcp.domain.items import Chain, Tool, ToolFile
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.patterns import lazy_pattern
-from kiwi_mcp.domain.plan import ChangeSpec, HttpSpec, Plan
+from kiwi_mcp.domain.plan import HttpSpec, Plan
 from kiwi_mcp.domain.records import Approval
 from kiwi_mcp.policy.isolation import known_as
 from kiwi_mcp.primitives.secrets.redaction import redact
@@ -181,7 +181,7 @@ def in_words(plan: Plan, chain: Chain, asked: Approval, doubt: str = "", way: st
         *([f"thread: {_word(as_text(thread['path']))} ({thread['thread_id']})"] if thread else []),
         *([f"careful: {doubt}"] if doubt else []),
         *code_in_words(asked.plan.get("code")),
-        *(_difference(plan.spec.diff) if isinstance(plan.spec, ChangeSpec) else ()),
+        *(_difference(plan.shown_change.diff) if plan.shown_change else ()),
     ]
     return "\n".join(lines)
 

@@ -15,7 +15,7 @@ from kiwi_mcp.domain.errors import ApprovalRequired, Conflict, Denied, InvalidRe
 from kiwi_mcp.domain.isolation import Provenance
 from kiwi_mcp.domain.items import Chain, Tool
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
-from kiwi_mcp.domain.plan import ChangeSpec, Plan, ReadSpec
+from kiwi_mcp.domain.plan import Plan, ReadSpec
 from kiwi_mcp.domain.records import Approval, ApprovalRule, ApprovedBy, Effects
 from kiwi_mcp.domain.times import iso, now_ms
 from kiwi_mcp.kernel.approval_question import (
@@ -122,7 +122,7 @@ class ApprovalGate(Struct, frozen=True):
     def _rule(self, plan: Plan, chain: Chain, need: ApprovalNeed) -> ApprovalRule | None:
         # What others wrote is looked at once by the owner, whatever the rules say, and so is what may carry off files
         # after words of others were read.
-        asks_always = isinstance(plan.spec, ChangeSpec) and plan.spec.asks_always  # models follow what is changed
+        asks_always = plan.shown_change is not None and plan.shown_change.asks_always  # models follow what is changed
         if need.first_runs or need.is_tainted or asks_always:
             return None
         approvals = self._approvals()

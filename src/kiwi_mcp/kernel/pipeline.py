@@ -36,6 +36,7 @@ from kiwi_mcp.manifest.outputs import output_faults
 from kiwi_mcp.manifest.parameters import accept
 from kiwi_mcp.policy.approval_rules import hinted_effect, returns_untrusted_text
 from kiwi_mcp.policy.authorize import failed_condition, permit, rates_of, use_verdicts, verify
+from kiwi_mcp.policy.file_tools import with_file
 from kiwi_mcp.policy.isolation import Judge, isolate, names_code
 from kiwi_mcp.policy.policy_files import owner_policy
 from kiwi_mcp.policy.secret_access import holder_of, secrets_for
@@ -157,7 +158,7 @@ def bind_plan(run: Run, prepared: Prepared, inputs: JsonObject, context: Context
         plan = isolate(plan, chain, space, judge, prepared.rights, is_meant=prepared.is_accepted)
         plan = replace(plan, effect=hinted_effect(plan, chain, is_accepted=prepared.is_accepted))
     elif isinstance(plan.spec, ProcessSpec):
-        plan = prepared.isolated(plan, space)
+        plan = with_file(prepared.isolated(plan, space), chain, space)
     if prepared.is_accepted:
         plan = with_client_requests(plan, client_requests(chain.executor, context.catalog))
     run.prepared, run.chain, run.plan, run.digest = prepared, chain, plan, plan_digest(plan)

@@ -1,4 +1,4 @@
-"""The files of the memory folder: which paths are allowed, reading, listing, searching, and what a change would do.
+"""The files of a folder: which paths are allowed, reading, listing, searching, and what a change would do.
 
 No path leaves the folder: every part is opened relative to the one before it, and links are refused.
 """
@@ -79,30 +79,41 @@ def version_of(data: bytes | None) -> str:
 
 
 def parts_of(path: str) -> tuple[str, ...]:
-    """Return the parts of a path within the folder; the folder itself has none."""
+    """Return the parts of a path within the memory, where names that begin with a dot are the owner's."""
+    parts = plain_parts(path)
+    if any(part.startswith(".") for part in parts):
+        raise ReservedPath(path)
+    return parts
+
+
+def plain_parts(path: str) -> tuple[str, ...]:
+    """Return the parts of a path within a folder; the folder itself has none."""
     parts = tuple(path.split("/")) if path not in {"", "."} else ()
     if "\\" in path or not path.isprintable():
         raise PathInvalid(path, "has characters that no path here has")
     if len(path) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in parts):
         raise PathInvalid(path, "is too long")
     if path.startswith("/") or any(part in {"", ".", ".."} for part in parts):
-        raise PathInvalid(path, "is not a path within the memory folder")
-    if any(part.startswith(".") for part in parts):
-        raise ReservedPath(path)
+        raise PathInvalid(path, "is not a path within the folder")
     return parts
 
 
 def planned(root: Path, action: str, given: JsonObject) -> Change:
-    """Return what a write, an edit or a deletion would do now.
+    """Return what a write, an edit or a deletion would do to a file of the memory now."""
+    path = as_text(given.get("path"))
+    if len(parts_of(path)) == 1 and path.casefold() in OWNER_FILES:
+        raise ReservedPath(path)
+    return change_of(root, action, given, f"memory_{action}")
+
+
+def change_of(root: Path, action: str, given: JsonObject, tool_id: str) -> Change:
+    """Return what a write, an edit or a deletion would do to a file below a folder now.
 
     With `expected_version`, a file that is another one by now is a conflict.
     """
     path = as_text(given.get("path"))
-    parts = parts_of(path)
-    if not parts:
-        raise PathInvalid(path, "is the memory folder itself")
-    if len(parts) == 1 and path.casefold() in OWNER_FILES:
-        raise ReservedPath(path)
+    if not plain_parts(path):
+        raise PathInvalid(path, "is the folder itself")
     before = None
     with suppress(NotFound):
         before = read_bytes(root, path)
@@ -110,34 +121,34 @@ def planned(root: Path, action: str, given: JsonObject) -> Change:
     if expected is not None and expected != (found := version_of(before)):
         raise Conflict(
             f"{path!r} is version {found} by now, and not {as_text(expected)!r:.40}.",
-            suggestion="Read it again with memory_read, and change what it holds now.",
+            suggestion="Read it again, and change what it holds now.",
             path=path,
             version=found,
         )
-    after = _AFTER[action](path, before, given)
+    after = _AFTER[action](tool_id, before, given)
     if after is not None and len(after) > MAX_BYTES:
         raise TooLarge(f"{path!r}", size=len(after), limit=MAX_BYTES)
     return Change(path, before, after)
 
 
-def _written(path: str, before: bytes | None, given: JsonObject) -> bytes:  # noqa: ARG001 - one of three
+def _written(tool_id: str, before: bytes | None, given: JsonObject) -> bytes:  # noqa: ARG001 - one of three
     return as_text(given.get("content")).encode()
 
 
-def _edited(path: str, before: bytes | None, given: JsonObject) -> bytes:
+def _edited(tool_id: str, before: bytes | None, given: JsonObject) -> bytes:
     find, replacement = as_text(given.get("find")).encode(), as_text(given.get("replace")).encode()
     if before is None:
-        raise _missing(path)
+        raise _missing(as_text(given.get("path")))
     if (count := before.count(find) if find else 0) != 1:
-        reason = f"occurs {count} times in {path!r}" if find else "is empty"
+        reason = f"occurs {count} times in the file" if find else "is empty"
         fix = "Read the file, and send text that occurs exactly once, with the lines around it."
-        raise InvalidArguments("memory_edit", [Issue("parameters.find", reason, fix)])
+        raise InvalidArguments(tool_id, [Issue("parameters.find", reason, fix)])
     return before.replace(find, replacement)
 
 
-def _deleted(path: str, before: bytes | None, given: JsonObject) -> None:  # noqa: ARG001 - one of three
+def _deleted(tool_id: str, before: bytes | None, given: JsonObject) -> None:  # noqa: ARG001 - one of three
     if before is None:
-        raise _missing(path)
+        raise _missing(as_text(given.get("path")))
 
 
 _AFTER = {"write": _written, "edit": _edited, "delete": _deleted}
@@ -180,7 +191,7 @@ def read_bytes(root: Path, path: str) -> bytes:
 
 
 def _read(root: Path, path: str) -> tuple[bytes, os.stat_result]:
-    *folders, name = parts_of(path) or ("",)
+    *folders, name = plain_parts(path) or ("",)
     with _folder(root, folders, path=path) as folder, _opened(name, folder, path) as file:
         found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
@@ -193,6 +204,7 @@ def _read(root: Path, path: str) -> tuple[bytes, os.stat_result]:
 
 def read_text(root: Path, path: str) -> JsonObject:
     """Return a file with its version and the time of its last change."""
+    parts_of(path)
     data, found = _read(root, path)
     try:
         content = data.decode()
@@ -298,15 +310,13 @@ def _opened(name: str, folder: int, path: str, flags: int = _READ | os.O_NONBLOC
 def cannot_open(path: Path, error: OSError) -> Unavailable:
     """Return the error for a file or folder that the system does not let Kiwi use."""
     return Unavailable(
-        f"The memory cannot use {str(path)!r:.200}: {error.strerror}.",
+        f"Kiwi cannot use {str(path)!r:.200}: {error.strerror}.",
         suggestion="Check the permissions of the folder and the free space.",
     )
 
 
 def _missing(path: str) -> NotFound:
-    return NotFound(
-        f"There is no {path or '.'!r} in the memory.", suggestion="memory_list shows what there is.", path=path
-    )
+    return NotFound(f"There is no {path or '.'!r}.", suggestion="List the folder to see what there is.", path=path)
 
 
 def _changed(found: os.stat_result) -> str:

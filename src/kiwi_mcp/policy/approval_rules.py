@@ -9,7 +9,7 @@ from kiwi_mcp.domain.globs import fits_host, fits_item, fits_path
 from kiwi_mcp.domain.isolation import Provenance
 from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import as_list, as_object, text_of
-from kiwi_mcp.domain.plan import ChangeSpec, HttpSpec, Plan, ProcessSpec, ReadSpec
+from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec, ReadSpec
 from kiwi_mcp.domain.records import ApprovalRule, Effects
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -37,8 +37,8 @@ def effects_of(plan: Plan, chain: Chain) -> Effects:
         return Effects(sends=(host,)) if sends else _NOTHING
     if isinstance(plan.spec, ReadSpec) or plan.only_reads:
         return _NOTHING
-    if isinstance(plan.spec, ChangeSpec):
-        return Effects(writes=(plan.spec.path,))
+    if change := plan.shown_change:
+        return Effects(writes=(change.path,))
     if plan.profile is not None and plan.profile.level not in _LAX:
         return Effects(plan.profile.writable, plan.profile.hosts)
     # Nothing keeps it to what it asks for, so that its own word has to do.
