@@ -44,12 +44,35 @@ LINES_SHOWN = 20
 WIDTH_SHOWN = 300
 NEEDED = {
     "kiwi": "Run `make setup`, then `make demo`.",
+    "git": "Install git with your system's package manager, such as `apt-get install git`.",
     "bash": "Install bash with your system's package manager.",
     "node": "Run `make setup`, which installs it, then `make demo`.",
     "perl": "Install perl with your system's package manager, such as `apt-get install perl`.",
 }
 LEXERS = {".md": "markdown", ".py": "python", ".sh": "bash", ".mjs": "javascript", ".pl": "perl", ".yaml": "yaml"}
 CITIES = ("Oslo", "Oulu", "Rome")
+
+SPEC = "# Spec\n\nFor the bird club. It counts kiwis.\n"
+TURNS: Mapping[str, Sequence[Mapping[str, JsonObject]]] = {
+    "report": (
+        {
+            "size": {"count": 3_145_728},
+            "count_words": {"text": "a kiwi is a bird"},
+            "median": {"numbers": [3, 1, 2]},
+        },
+        {"ask": {"question": "Who gets the report?"}},
+        {"return": {"report": "3.0 MiB, 5 words, median 2"}},
+    ),
+    "spec": (
+        {"skill": {"name": "interview"}},
+        {"ask": {"question": "Who is it for, and what must it do?"}},
+        {"files_write": {"path": "docs/spec.md", "content": SPEC}},
+        {"git_init": {}},
+        {"git_commit": {"message": "Add the spec", "paths": ["docs/spec.md"]}},
+        {"return": {"path": "docs/spec.md"}},
+    ),
+}
+"""The turns of the model in each directive, with the calls of each turn."""
 
 
 class Surprise(Exception):
@@ -124,27 +147,22 @@ class Service(BaseHTTPRequestHandler):
             self.answer({"city": city, "days": int(asked.get("days", "1")), "sky": "clear"})
 
     def do_POST(self) -> None:
-        """Answer as a model does: three calls, then a question, then the result."""
+        """Answer as a model does: the next turn of the directive that the thread runs."""
         request = as_object(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         messages = [as_object(one) for one in as_list(request["messages"])]
         names = [as_object(one) for message in messages for one in as_list(message.get("tool_calls"))]
-        script: Sequence[Mapping[str, JsonObject]] = (
-            {
-                "size": {"count": 3_145_728},
-                "count_words": {"text": "a kiwi is a bird"},
-                "median": {"numbers": [3, 1, 2]},
-            },
-            {"ask": {"question": "Who gets the report?"}},
-            {"return": {"report": "3.0 MiB, 5 words, median 2"}},
-        )
-        turn = script[{0: 0, 3: 1, 4: 2}[len(names)]]
+        script, done = TURNS["spec" if "interview" in compact(messages[:2]) else "report"], 0
+        for turn in script:
+            if done == len(names):
+                break
+            done += len(turn)
         calls: list[Json] = [
             {
                 "index": place,
                 "id": f"call_{len(names) + place}",
                 "type": "function",
                 "function": {"name": name, "arguments": compact(arguments)}
-                if name in {"ask", "return"}
+                if name in {"ask", "return", "skill"}
                 else {"name": "execute", "arguments": compact({"item_id": name, "parameters": arguments})},
             }
             for place, (name, arguments) in enumerate(turn.items())
