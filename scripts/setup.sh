@@ -144,6 +144,13 @@ offer_sandbox() {
   say "install it (\`sudo apt-get install bubblewrap\`, \`sudo dnf install bubblewrap\`); \`kiwi doctor\` tells what works"
 }
 
+# Tests of containers are skipped where podman cannot run one. runc, because crun refuses some kernels' control groups.
+offer_containers() {
+  command -v podman >/dev/null && [ -e /bin/busybox ] && return
+  [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return 0
+  (apt_install "Tests of containers need podman and busybox" runc podman busybox-static) || say "tests of containers will be skipped"
+}
+
 state() {
   { printf '%s\n' "$root"; has_node && echo node; cat pyproject.toml requirements/*.txt scripts/setup.sh; } | sha256sum
 }
@@ -167,6 +174,7 @@ case "${1:-}" in
     install_interpreters
     command -v bwrap >/dev/null || apt_install "Sandboxes need bubblewrap" bubblewrap
     compgen -G '/usr/lib/*/faketime/libfaketime.so.1' >/dev/null || apt_install "The full tests move the clock" libfaketime
+    offer_containers
     install_others mcp .venv/mcp-servers
     install_others models .venv/models
     ;;

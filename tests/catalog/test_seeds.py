@@ -22,7 +22,7 @@ from kiwi_mcp.store.registry.registry import Registry
 
 SEEDED = Path(__file__).parents[1] / "data" / "seeded.yaml"
 PRIMITIVES = {"http_client", "subprocess"}
-RUNTIMES = {"bash_runtime", "deno_runtime", "llm_runtime", "node_runtime", "python_runtime"}
+RUNTIMES = {"bash_runtime", "container_runtime", "deno_runtime", "llm_runtime", "node_runtime", "python_runtime"}
 NATIVE = {"return", "ask", "spawn", "wait", "checkpoints", "code", "skill"} | {
     f"memory_{name}" for name in ("read", "write", "edit", "delete", "list", "search", "history", "export")
 }

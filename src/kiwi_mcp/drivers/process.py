@@ -35,6 +35,7 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, 
 from kiwi_mcp.domain.outcome import Logs, Outcome, Progress, Report, silent
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
+from kiwi_mcp.drivers.container import check_container, container_command, engine_env, run_container
 from kiwi_mcp.drivers.driver import Dispatch, SyntaxCheck
 from kiwi_mcp.drivers.environments.environment import Environment, base_env, make_once
 from kiwi_mcp.drivers.environments.installer import Installer, install_level
@@ -127,6 +128,9 @@ class Process:
 
     async def prepare(self, plan: Plan, chain: Chain, space: Space) -> None:
         """Refuse a level of isolation that this machine does not have."""
+        if frame_of(chain, space).words.engines:
+            check_container(plan, chain, space)
+            return
         # A plan without a sandbox profile gets the strictest one.
         profile = plan.profile or SandboxProfile(strictest(()))
         if profile.provenance == "unknown" and "items" in plan.facts:
@@ -172,6 +176,11 @@ class Process:
         """Open the sandbox, make the files, the dependencies and the build that the plan names, then run it."""
         assert isinstance(plan.spec, ProcessSpec)  # noqa: S101 - bind above makes no other
         frame = frame_of(chain, space)
+        if frame.words.engines:
+            ending = partial(outcome_of, chain.tool.id, frame.words.result_from, {}, plan.spec)
+            confirm = caller.journal.confirm if caller.journal else None
+            files = str(take_snapshot(chain.tool, space.cache))
+            return await run_container(plan, chain, space, files, caller.report, ending, confirm)
         # The folders of what runs: the files of the tool and of its runtime, its dependencies, and what was compiled.
         folders = [frame.facts["tool.files"], frame.facts["runtime.files"]]
         if "environment" in plan.facts:
@@ -263,6 +272,9 @@ def _make_frame(chain: Chain, space: Space) -> Frame:
     base = {name: escape(value) for name, value in base_env(chain.tool, space, environment).items()}
     declared = {**declared_env(chain.tool), **words.env}
     facts, command = facts_of(chain, space, environment), _template(chain, words)
+    if words.engines:
+        command = container_command(chain, words, space, search_path(environment.bin))
+        base = {**base, **engine_env()}
     return Frame(
         chain,
         space,

@@ -256,6 +256,8 @@ def Argument(  # noqa: N802 - it is written where a type is
     return msgspec.Meta(description=text or None, extra=words)
 
 
+_OLD_WORDS = {"script": "tool"}
+"""Values of `item_type` that older clients send."""
 ItemKind = Literal["tool", "directive", "knowledge", "skill", "output"]
 Where = Literal["project", "user"]
 ITEM = "A name, name@range, server/name, namespace/name, or full identity."
@@ -379,8 +381,8 @@ def arguments_of(verb: Verb, payload: JsonObject) -> JsonObject:
 def parse(request: type[R], name: str, arguments: JsonObject) -> R:
     """Return the request of a verb, or refuse it with every fault."""
     given = dict(arguments)
-    if given.get("item_type") == "script":  # what older clients call a tool
-        given["item_type"] = "tool"
+    if isinstance(word := given.get("item_type"), str):
+        given["item_type"] = _OLD_WORDS.get(word, word)
     if request.takes_lists:
         given = {name: _joined(value) if isinstance(value, list) else value for name, value in given.items()}
     try:

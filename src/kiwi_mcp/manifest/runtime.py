@@ -47,6 +47,8 @@ class RuntimeConfig(Struct, frozen=True):
     shell: str = ""
     """Where the program also may be, if it is not on the PATH."""
     install: str = ""
+    engines: tuple[str, ...] = ()
+    """The container engines of which one is started, for the runtime that runs images."""
 
     @property
     def is_compiled(self) -> bool:
@@ -74,7 +76,17 @@ def runtime_config(runtime: Tool) -> RuntimeConfig:
         timeout=seconds(config.get("timeout"), seconds(config.get("timeout_default"), DEFAULT_TIMEOUT)),
         shell=as_text(config.get("shell")),
         install=as_text(config.get("install")),
+        engines=_engines(runtime),
     )
+
+
+def _engines(runtime: Tool) -> tuple[str, ...]:
+    """Return the container engines of a runtime; they start with the rights of the owner."""
+    engines = texts(runtime.manifest.config.get("engines"))
+    if engines and not runtime.origin.is_built_in:
+        fix = "Let the tool run on `container_runtime`."
+        raise refuse(f"{runtime.id!r}", "only a runtime that ships with Kiwi starts containers", fix, place="engines")
+    return engines
 
 
 def split_words(value: Json) -> tuple[str, ...]:

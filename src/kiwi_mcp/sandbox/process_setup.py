@@ -326,7 +326,7 @@ def prepare(spec: ProcessSpec, profile: SandboxProfile, keep: ExitStack) -> Proc
     if profile.has_sockets:
         for grant in granted:
             if grant.is_folder and not f"{grant.path}/".startswith(tuple(map("{}/".format, profile.trusted))):
-                _refuse_sockets(grant.path)
+                refuse_sockets(grant.path, _APART)
     copies = profile.git_copies
     shields = protected_grants(granted, base_profile(), keep, profile.closed, copies) if profile.writable else ()
     # It starts where it was to, if that or something in it was granted, else in its home. What is given of a folder
@@ -359,7 +359,7 @@ def _secrets(roots: Sequence[str]) -> Iterator[str]:
 _MOST_SEARCHED = 200_000
 
 
-def _refuse_sockets(folder: str) -> None:
+def refuse_sockets(folder: str, fix: str) -> None:
     """Refuse a folder with a socket in it: a process that may make Unix sockets could connect to that program."""
     folders, count = [folder], 0
     while folders:
@@ -371,9 +371,9 @@ def _refuse_sockets(folder: str) -> None:
                 elif not entry.is_file(follow_symlinks=False) and not entry.is_symlink():
                     state = entry.stat(follow_symlinks=False)
                     if S_ISSOCK(state.st_mode) and not _looks_so(state):
-                        raise ungrantable(folder, f"{entry.path} is a socket of another program", _APART)
+                        raise ungrantable(folder, f"{entry.path} is a socket of another program", fix)
         if count > _MOST_SEARCHED:
-            raise ungrantable(folder, "it has too many files to look for sockets of other programs in it", _APART)
+            raise ungrantable(folder, "it has too many files to look for sockets of other programs in it", fix)
 
 
 _APART = "The server may make Unix sockets: give it a folder of its own."
