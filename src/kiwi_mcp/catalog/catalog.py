@@ -564,7 +564,8 @@ class Catalog:
         fitting = [
             (source, found)
             for source, found in asked
-            if isinstance(found, BrokenFile) or (wanted.covers(found.version) and _has(source, found, wanted.digest))
+            if isinstance(found, BrokenFile)
+            or (wanted.covers(found.version) and (not wanted.digest or _is_same(source, found, wanted.digest)))
         ]
         if not fitting:
             if asked:
@@ -591,7 +592,7 @@ class Catalog:
             opened,
             tuple(self._sentence(used, entry) for entry in hidden),
             (*opened.stamps, *stamps),
-            tuple(_full_name(entry) for entry in rivals) if len(rivals) > 1 else (),
+            tuple(entry.identity.partition("@")[0] for entry in rivals) if len(rivals) > 1 else (),
         )
 
     def _ranked(self, ref: Ref) -> list[tuple[ItemSource, Card | BrokenFile]]:
@@ -713,10 +714,6 @@ def _refuse_ambiguous(choice: _Choice) -> None:
         )
 
 
-def _has(home: ItemSource, entry: Card, digest: str) -> bool:
-    return not digest or _is_same(home, entry, digest)
-
-
 def sources_of(
     space: Space,
     registry: Callable[[], Registry] | None = None,
@@ -743,7 +740,3 @@ def sources_of(
     wanted = [one for one in found if one.name in space.sources]
     at = sum(one.name == "project" for one in wanted)
     return (*wanted[:at], *(() if is_one else others), *wanted[at:])
-
-
-def _full_name(entry: Card) -> str:
-    return entry.identity.partition("@")[0]

@@ -73,7 +73,7 @@ class Tree(Struct):
     def add(self, path: str, content: Content) -> None:
         """Take one file in under its path below the item's root."""
         self.size += len(content.data)
-        self.files[path] = file_of(path, content)
+        self.files[path] = ToolFile(path, sha256(content.data).hexdigest(), len(content.data), content.is_executable)
         if len(self.files) > MAX_FILES:
             raise TooLarge(self.what, size=None, limit=MAX_FILES, unit="files")
 
@@ -133,11 +133,6 @@ class Tree(Struct):
     def _leave_out(self, path: str, reason: str) -> None:
         fix = f"Put a regular file in its place, or remove {path!r}."
         self.issues.append(Issue(path, f"{path!r} {reason}", fix, severity="warning"))
-
-
-def file_of(path: str, content: Content) -> ToolFile:
-    """Return a file of an item from its bytes."""
-    return ToolFile(path, sha256(content.data).hexdigest(), len(content.data), content.is_executable)
 
 
 ITEM_LIMIT = 1_000_000

@@ -54,7 +54,17 @@ def _schema_faults(parent: Manifest, child: Manifest) -> Iterator[Issue]:
     rules = [as_object(rule) for rule in islice(as_list(parent.validation.get("child_schemas")), MAX_SCHEMAS)]
     if not rules:
         return
-    subject = _as_child(child)
+    # An item as old rules look at it: identity on top, and its words below `manifest`, config included.
+    words = {**child.config, **child.written, "config": child.config, "parameters": child.parameters}
+    subject = {
+        "tool_id": child.tool_id,
+        "tool_type": child.tool_type,
+        "version": child.version,
+        "executor": child.executor,
+        "executor_id": child.executor_id,
+        "config": child.config,
+        "manifest": words,
+    }
     schema = next(
         (
             as_object(rule.get("schema"))
@@ -73,20 +83,6 @@ def _schema_faults(parent: Manifest, child: Manifest) -> Iterator[Issue]:
         for issue in faults(schema, subject):
             reason = f"{parent.tool_id!r} requires of its children: {issue.place or 'the item'} {issue.reason}"
             yield Issue(issue.place.removeprefix("manifest."), reason, issue.fix)
-
-
-def _as_child(child: Manifest) -> JsonObject:
-    """Return an item as old rules look at it: identity on top, and its words below `manifest`, config included."""
-    words = {**child.config, **child.written, "config": child.config, "parameters": child.parameters}
-    return {
-        "tool_id": child.tool_id,
-        "tool_type": child.tool_type,
-        "version": child.version,
-        "executor": child.executor,
-        "executor_id": child.executor_id,
-        "config": child.config,
-        "manifest": words,
-    }
 
 
 def _at(subject: JsonObject, path: str) -> Json:
@@ -347,16 +343,6 @@ def _executor_faults(subject: _Subject, sheet: TypeSpec) -> Iterator[Issue]:
         yield Issue("executor", f"{place!r:.140} cannot name an item", fix)
     if at and Range.parse(wanted) is None:
         yield Issue("executor", f"{wanted!r:.60} is not a range of versions", f"Write a range, such as `{name}@^1.2`.")
-    yield from _link_faults(subject, sheet, name)
-
-
-def _is_home(text: str) -> bool:
-    """Whether an executor may be looked for there: nowhere in particular, or in one namespace of the registry."""
-    place, _, namespace = text.partition("/")
-    return not text or (SOURCE_TRAITS.get(place, NO_SOURCE).is_published and is_namespace(namespace))
-
-
-def _link_faults(subject: _Subject, sheet: TypeSpec, name: str) -> Iterator[Issue]:
     if subject.executor_missing:
         yield Issue("executor", f"{name!r:.140} is not in any catalog", f"Create `{name}`, or name one that exists.")
     below = subject.executor
@@ -369,6 +355,12 @@ def _link_faults(subject: _Subject, sheet: TypeSpec, name: str) -> Iterator[Issu
         yield Issue("executor", reason, f"Name an item of the type {wanted}.")
     elif below is not None:
         yield from child_faults(below, subject.manifest)
+
+
+def _is_home(text: str) -> bool:
+    """Whether an executor may be looked for there: nowhere in particular, or in one namespace of the registry."""
+    place, _, namespace = text.partition("/")
+    return not text or (SOURCE_TRAITS.get(place, NO_SOURCE).is_published and is_namespace(namespace))
 
 
 def _config_faults(subject: _Subject, sheet: TypeSpec) -> Iterator[Issue]:

@@ -43,11 +43,6 @@ _NUMBER = lazy_pattern(r"\$?\s*(\d{1,15}(?:\.\d{1,9})?)\s*(s|m|h)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
 
 
-def inputs_of(inputs: Element | None, issues: list[Issue]) -> list[JsonObject]:
-    """Return the parameters a directive declares."""
-    return [_input(each, issues) for each in inputs.named("input")] if inputs else []
-
-
 def _input(element: Element, issues: list[Issue]) -> JsonObject:
     attributes = element.attributes
     name = attributes.get("name", "")
@@ -56,18 +51,14 @@ def _input(element: Element, issues: list[Issue]) -> JsonObject:
     declared = _TYPES.get(attributes.get("type", "string").lower(), "string")
     read: dict[str, Json] = {"name": name, "type": declared, **_schema(element, name, issues)}
     read["required"] = attributes.get("required", "").lower() == "true"
-    if description := _description(element):
+    said = element.text_at("description") or "".join(part for part in element.content if isinstance(part, str))
+    if description := " ".join(said.split()):
         read["description"] = description
     if "default" in attributes:
         read["default"] = _typed(attributes["default"], declared)
     if choices := [word.strip() for word in re.split(r"[,|]", attributes.get("enum", "")) if word.strip()]:
         read["enum"] = [_typed(word, declared) for word in choices]
     return read
-
-
-def _description(element: Element) -> str:
-    said = element.text_at("description") or "".join(part for part in element.content if isinstance(part, str))
-    return " ".join(said.split())
 
 
 def _schema(element: Element, name: str, issues: list[Issue]) -> JsonObject:
@@ -223,7 +214,8 @@ def read_directive(text: str, *, what: str) -> JsonObject:
     root = read_xml(text, what=what)
     metadata = root.first("metadata") or Element("metadata", {}, root.line)
     issues = list(_identity_issues(root))
-    parameters = inputs_of(root.first("inputs"), issues)
+    inputs = root.first("inputs")
+    parameters = [_input(each, issues) for each in inputs.named("input")] if inputs else []
     config = _config(root, metadata, issues)
     if not config["process"] and (after := _after(text, root)):
         config = {**config, "text": after}
@@ -275,7 +267,8 @@ def _config(root: Element, metadata: Element, issues: list[Issue]) -> JsonObject
     }
     for word in ("context", "relationships"):
         if found := metadata.first(word) or root.first(word):
-            config[word] = _object(found)
+            value = found.to_json()
+            config[word] = {"_text": value} if isinstance(value, str) else as_object(value)
     if servers := metadata.first("mcps") or root.first("mcps"):
         config["mcps"] = [_server(each) for each in servers.named("mcp")]
     if skills := metadata.first("skills"):
@@ -378,8 +371,3 @@ def _extra(root: Element, metadata: Element) -> JsonObject:
         value = child.to_json()
         read[child.tag] = value if seen is None else [*(seen if isinstance(seen, list) else [seen]), value]
     return read
-
-
-def _object(element: Element) -> JsonObject:
-    value = element.to_json()
-    return {"_text": value} if isinstance(value, str) else as_object(value)

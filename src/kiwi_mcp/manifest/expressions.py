@@ -247,7 +247,12 @@ class _Parser:
             self._expect(")")
             return found
         if word == "[":
-            return self._list()
+            items: list[Expression] = []
+            while not self._takes("]"):
+                if items:
+                    self._expect(",")
+                items.append(self._any())
+            return Applied("list", tuple(items))
         if word == "-":
             self._depth += 1
             if self._depth > MAX_DEPTH:
@@ -266,14 +271,6 @@ class _Parser:
         if self._peek() == "(":
             raise ExpressionFault(f"`{word}(` would be a call, and expressions have none")
         return DottedPath(tuple(word.split(".")))
-
-    def _list(self) -> Expression:
-        items: list[Expression] = []
-        while not self._takes("]"):
-            if items:
-                self._expect(",")
-            items.append(self._any())
-        return Applied("list", tuple(items))
 
     def _peek(self, ahead: int = 0) -> str:
         place = self._at + ahead

@@ -108,10 +108,6 @@ def _faults(one: JsonObject, place: str) -> Iterator[Issue]:
             yield Issue(f"{place}.when", f"is no expression: {fault}", "Write one such as `cost.turns > 5`.")
     if one.get("condition"):
         yield from _condition_faults(as_object(one["condition"]), f"{place}.condition", 0)
-    yield from _action_faults(one, place)
-
-
-def _action_faults(one: JsonObject, place: str) -> Iterator[Issue]:
     action, called = one.get("action"), as_object(one.get("action"))
     if isinstance(action, str) and action not in ACTIONS:
         fix = f"{did_you_mean(action, ACTIONS)}Use one of: {', '.join(ACTIONS)}."

@@ -38,18 +38,11 @@ def parameters_of(tree: ast.Module, text: str) -> JsonObject:
         return _OPEN
     arguments = entry.args
     named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    if _takes_whole_call(entry.name, [argument.arg for argument in named]):
+    names = [argument.arg for argument in named]
+    if (entry.name == "execute" and names[:1] == ["params"]) or (len(names) == 1 and names[0] in _WHOLE_CALL):
         return _OPEN
     if not named and arguments.kwarg is None and "argv" not in text and "argparse" not in text:
         return {"type": "object", "properties": {}, "additionalProperties": False}
-    return _schema(arguments, named)
-
-
-def _takes_whole_call(function: str, names: list[str]) -> bool:
-    return (function == "execute" and names[:1] == ["params"]) or (len(names) == 1 and names[0] in _WHOLE_CALL)
-
-
-def _schema(arguments: ast.arguments, named: list[ast.arg]) -> JsonObject:
     positional = [*arguments.posonlyargs, *arguments.args]
     padding: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
     defaults = [*padding, *arguments.defaults, *arguments.kw_defaults]

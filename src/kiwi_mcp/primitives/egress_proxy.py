@@ -68,24 +68,21 @@ class ProxyRelay:
         try:
             self._writer.write(self._asked.granted)
             async with self._limit:
-                await self._both(reader, writer)
+                up, down = asyncio.create_task(self._up(writer)), asyncio.create_task(self._down(reader))
+                try:
+                    await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
+                    if up.done():
+                        up.result()
+                    await down  # what the server says last is passed on, also to a client that says no more
+                finally:
+                    for task in (up, down):
+                        task.cancel()
+                    await asyncio.gather(up, down, return_exceptions=True)
         except AddressDenied as fault:
             self._ledger.note(self._asked.name, self._asked.port, "denied", str(fault.details["reason"]))
             self._writer.write(ALERT)
         finally:
             writer.transport.abort()
-
-    async def _both(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        up, down = asyncio.create_task(self._up(writer)), asyncio.create_task(self._down(reader))
-        try:
-            await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
-            if up.done():
-                up.result()
-            await down  # what the server says last is passed on, also to a client that says no more
-        finally:
-            for task in (up, down):
-                task.cancel()
-            await asyncio.gather(up, down, return_exceptions=True)
 
     async def _up(self, writer: asyncio.StreamWriter) -> None:
         async for piece in self._asked.sent(self._reader):
@@ -208,24 +205,21 @@ class Proxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # There is no one to answer if the client has gone or sent an incomplete request.
         with suppress(OSError, EOFError, ValueError, asyncio.LimitOverrunError):
-            await self._answered(reader, writer)
-
-    async def _answered(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Connect a client with what it asks for, or tell it why not."""
-        asked: ProxyRequest | None = None
-        try:
-            asked = await self._heard(reader, writer)
-            server = await self._connected(asked)
-        except BadProxyRequest as fault:
-            await _tell(reader, writer, fault.answer)
-        except TimeoutError:
-            await _tell(reader, writer, egress_protocols.too_slow())
-        except KiwiError as fault:
-            self._note_refusal(fault, asked)
-            await _tell(reader, writer, (asked.refused if asked else egress_protocols.refusal)(fault))
-        else:
-            row = self._ledger.note(asked.name, asked.port, "allowed")
-            await ProxyRelay(asked, reader, writer, server, row, self._ledger, self._caps).run()
+            # Connect a client with what it asks for, or tell it why not.
+            asked: ProxyRequest | None = None
+            try:
+                asked = await self._heard(reader, writer)
+                server = await self._connected(asked)
+            except BadProxyRequest as fault:
+                await _tell(reader, writer, fault.answer)
+            except TimeoutError:
+                await _tell(reader, writer, egress_protocols.too_slow())
+            except KiwiError as fault:
+                self._note_refusal(fault, asked)
+                await _tell(reader, writer, (asked.refused if asked else egress_protocols.refusal)(fault))
+            else:
+                row = self._ledger.note(asked.name, asked.port, "allowed")
+                await ProxyRelay(asked, reader, writer, server, row, self._ledger, self._caps).run()
 
     async def _heard(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> ProxyRequest:
         async with asyncio.timeout(self._caps.head_seconds):

@@ -178,7 +178,12 @@ def find_candidates(
 ) -> CandidatePool:
     """Return cards that may match a query, those with some names, and `fresh` ones that are not indexed yet."""
     lexicon = _Lexicon(candidates)
-    shares = _shares(query, lexicon)
+    # The stems that the words of a request match, and the weight of each.
+    said = query.counted[0]
+    shares: dict[str, float] = {}
+    for word, stems in expand_terms(said, lexicon).items():
+        for one, share in stems.items():
+            shares[one] = shares.get(one, 0.0) + share * word_weight(word) * (1 + log(said[word]))
     held, total = lexicon.held, lexicon.counts.total
     weights = {one: share * idf(held[one], total) for one, share in shares.items()}
     vectors = pack_vectors(query.vectors) if query.vectors is not None else ()
@@ -228,13 +233,3 @@ def _indexed_versions(found: Sequence[VersionInfo], cards: Sequence[Card], encod
             IndexedVersion(listed.id, digest_of(card, encoder), said, counts.sum(axis=0, dtype=int).tolist(), packed)
         )
     return versions
-
-
-def _shares(request: ParsedQuery, lexicon: _Lexicon) -> Mapping[str, float]:
-    """Return the stems that the words of a request match, and the weight of each."""
-    said = request.counted[0]
-    shares: dict[str, float] = {}
-    for word, stems in expand_terms(said, lexicon).items():
-        for one, share in stems.items():
-            shares[one] = shares.get(one, 0.0) + share * word_weight(word) * (1 + log(said[word]))
-    return shares

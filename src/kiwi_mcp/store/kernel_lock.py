@@ -30,7 +30,11 @@ class KernelLock:
         with self._mutex:
             if self._file is None:
                 try:
-                    self._take()
+                    self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    self._name = f"{self._home()}/{token_hex(16)}"
+                    file = os.open(self._path(), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                    self._file = file
                 except OSError as error:
                     raise StoreUnavailable(
                         f"{self._folder} cannot be used: {error.strerror or error}.",
@@ -68,13 +72,6 @@ class KernelLock:
                 with suppress(OSError):
                     self._path().unlink()
                 os.close(file)
-
-    def _take(self) -> None:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._name = f"{self._home()}/{token_hex(16)}"
-        file = os.open(self._path(), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(file, fcntl.LOCK_EX)
-        self._file = file
 
     def _path(self) -> Path:
         return self._folder / f"{self._name.partition('/')[2]}.lock"

@@ -79,7 +79,15 @@ class Conversation:
             self._before, self._head = before, self._head_of(before)
             self._hash = sha256(self._head + self._done)
         for message in self._messages[self._count :]:
-            self._add(message)
+            match message.role:
+                case "assistant":
+                    self._add_reply(_sent_parts(message, self.choice))
+                case "tool":
+                    self._results += [part for part in message.parts if isinstance(part, ToolResultPart)]
+                case _:
+                    self._close_calls()
+                    if parts := [part for part in message.parts if isinstance(part, TextPart) and part.text.strip()]:
+                        self._append(Message("user", tuple(parts)))
         self._count = len(self._messages)
         end = self._end()
         digest = self._hash.copy()
@@ -92,17 +100,6 @@ class Conversation:
         body = self._dialect.head(before, self.choice)
         first = body.setdefault(self._dialect.messages, [])
         return msgspec.json.encode(body)[:-2] + (b"," if first else b"")
-
-    def _add(self, message: Message) -> None:
-        match message.role:
-            case "assistant":
-                self._add_reply(_sent_parts(message, self.choice))
-            case "tool":
-                self._results += [part for part in message.parts if isinstance(part, ToolResultPart)]
-            case _:
-                self._close_calls()
-                if parts := [part for part in message.parts if isinstance(part, TextPart) and part.text.strip()]:
-                    self._append(Message("user", tuple(parts)))
 
     def _add_reply(self, parts: list[_ReplyPart]) -> None:
         self._close_calls()

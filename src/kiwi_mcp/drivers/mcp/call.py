@@ -54,7 +54,11 @@ class TaskPoller:
             raise CallFailed(failed("The server made a task of the call and did not name it."))
         try:
             while True:
-                self._report()
+                said = strip_controls(as_text(self._task.get("statusMessage")))[:LONGEST_REPORT]
+                if said and said != self._told and self._talk.caller.report is not silent:
+                    self._told = said
+                    self._steps += 1
+                    self._talk.caller.report(Progress(said, done=self._steps))
                 if self._task.get("status") == "input_required":
                     await self._answer()
                 await asyncio.sleep(poll_after(self._task))
@@ -80,13 +84,6 @@ class TaskPoller:
             answers = await answered(fresh, self._talk, self._connection.server)
             self._answered |= fresh.keys()
             await self._asked("tasks/update", inputResponses=answers)
-
-    def _report(self) -> None:
-        said = strip_controls(as_text(self._task.get("statusMessage")))[:LONGEST_REPORT]
-        if said and said != self._told and self._talk.caller.report is not silent:
-            self._told = said
-            self._steps += 1
-            self._talk.caller.report(Progress(said, done=self._steps))
 
     def _finished(self) -> JsonObject:
         said = strip_controls(as_text(self._task.get("statusMessage")))[:QUOTED]
@@ -342,10 +339,6 @@ def _called(answer: JsonObject, outputs: JsonObject) -> Outcome:
         )
     if "structuredContent" not in answer:
         return Outcome("success", result=_content(blocks, outputs), passed=answer)
-    return _checked(answer, outputs)
-
-
-def _checked(answer: JsonObject, outputs: JsonObject) -> Outcome:
     value = answer["structuredContent"]
     found: Sequence[Issue] = faults(outputs, value, place="result") if _is_schema(outputs) else ()
     if not found:

@@ -208,7 +208,7 @@ class McpDriver:
                 except Unavailable as fault:
                     return _with_findings(unavailable(fault), lease.connection)
                 except MCPError as refusal:
-                    if server.transport == "http" and _is_changed(refusal):
+                    if server.transport == "http" and (refusal.code in _CHANGED or _was_not_heard(refusal)):
                         lease.retire()
                         if not is_last and (request.is_repeatable or _was_not_heard(refusal)):
                             continue
@@ -253,10 +253,6 @@ def _with_findings(outcome: Outcome, connection: ServerConnection) -> Outcome:
         passed = {**passed, "content": [*as_list(passed.get("content")), {"type": "text", "text": "\n".join(warnings)}]}
     details = {**outcome.details, **found.to_json()}
     return replace(outcome, details=details, warnings=(*outcome.warnings, *warnings), passed=passed)
-
-
-def _is_changed(refusal: MCPError) -> bool:
-    return refusal.code in _CHANGED or _was_not_heard(refusal)
 
 
 def _was_not_heard(refusal: MCPError) -> bool:

@@ -212,12 +212,6 @@ async def answered(asked: Json, talk: CallerChannel, server: ServerConfig) -> An
     return {**declined, **{key: with_defaults(question, answers[key]) for key, question in passed.items()}}
 
 
-async def answer_to(question: Question, talk: CallerChannel, server: ServerConfig) -> JsonObject:
-    """Return the caller's answer to the one question that a request of a server of the old era is."""
-    answers = await talk.ask({question.method: _with_name(question, server)})
-    return with_defaults(question, answers[question.method])
-
-
 def question_method(method: str) -> QuestionMethod:
     """Return the method of a request as that of a question; refuse others."""
     match method:
@@ -351,7 +345,9 @@ class ServerEvents:
         if (talk := self._belonging_to(named)) is None:
             raise MCPError(INVALID_REQUEST, self._no_caller())
         try:
-            return await answer_to(question, talk, self._server)
+            # The caller's answer to the one question that a request of a server of the old era is.
+            answers = await talk.ask({question.method: _with_name(question, self._server)})
+            return with_defaults(question, answers[question.method])
         except KiwiError as fault:
             raise MCPError(INVALID_REQUEST, fault.message) from None
 

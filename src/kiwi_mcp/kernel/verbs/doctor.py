@@ -69,13 +69,6 @@ def tell_isolation(space: Space) -> str:
     return f"{_COMMON}: {'; '.join(reached)}"
 
 
-def missing_sandbox(space: Space) -> str:
-    """Return what to do where this machine is known to have no sandbox, so that no tool of the owner's own runs."""
-    known = known_standings(space)
-    refused = _refusal(floor("owner_written"), known) if known else None
-    return refused.suggestion if refused else ""
-
-
 def _tell_level(level: Level, known: Sequence[BackendReport]) -> str:
     if (refused := _refusal(level, known)) is not None:
         return f"{level} is refused ({refused.suggestion})"
@@ -222,7 +215,10 @@ def _machine() -> Iterator[JsonObject]:
 
 
 def _isolation(catalog: Catalog, store: Store) -> Iterator[JsonObject]:
-    fix = missing_sandbox(catalog.space)
+    # What to do where this machine is known to have no sandbox, so that no tool of the owner's own runs.
+    known = known_standings(catalog.space)
+    refused = _refusal(floor("owner_written"), known) if known else None
+    fix = refused.suggestion if refused else ""
     yield _check("isolation", tell_isolation(catalog.space), status="problem" if fix else "ok", fix=fix)
     try:
         authors = store.authors_if_any()

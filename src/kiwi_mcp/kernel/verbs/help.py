@@ -8,10 +8,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated
 
-from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.errors import TopicNotFound
 from kiwi_mcp.domain.items import SOURCE_TRAITS
-from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.json import Json
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.tool_list import help_folder, help_topics
 from kiwi_mcp.kernel.verb import ANYONE, AnyJson, Argument, LongText, NameText, Request, Response, verb
@@ -69,7 +68,15 @@ async def explain(request: HelpRequest, context: VerbContext) -> HelpResponse:
         raise TopicNotFound(word[:100], topics=help_topics())
     text = page(name)
     notices = (await services.offers(request.project_path)).notices  # what the owner prefers and is not available here
-    installed = holdings(services.catalogs.at(request.project_path))
+    # What is installed here: how many items of each type and source, and what is built in.
+    catalog = services.catalogs.at(request.project_path)
+    entries = catalog.all()
+    installed = {
+        "items_by_source": dict(Counter(entry.source for entry in entries)),
+        "items_by_type": dict(Counter(entry.tool_type for entry in entries)),
+        "built_in": sorted(entry.tool_id for entry in entries if SOURCE_TRAITS[entry.source].is_built_in),
+        "broken": len(catalog.broken()),
+    }
     return HelpResponse(
         help=text,
         topic=name,
@@ -87,14 +94,3 @@ def page(name: str) -> str:
 def examples(text: str) -> list[Json]:
     """Return the JSON examples of a page, each a request as a client sends it."""
     return [json.loads(found) for found in _EXAMPLE.findall(text)]
-
-
-def holdings(catalog: Catalog) -> JsonObject:
-    """Return what is installed here: how many items of each type and source, and what is built in."""
-    entries = catalog.all()
-    return {
-        "items_by_source": dict(Counter(entry.source for entry in entries)),
-        "items_by_type": dict(Counter(entry.tool_type for entry in entries)),
-        "built_in": sorted(entry.tool_id for entry in entries if SOURCE_TRAITS[entry.source].is_built_in),
-        "broken": len(catalog.broken()),
-    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import takewhile
@@ -34,7 +34,7 @@ from kiwi_mcp.domain.threads import (
 )
 from kiwi_mcp.domain.times import iso, now_ms
 from kiwi_mcp.kernel.approvals import is_askable
-from kiwi_mcp.kernel.context import Context, VerbContext
+from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.threads.fork import fork_of, turn_at
 from kiwi_mcp.kernel.threads.instructions import ask_about_project, decide_instructions, instruction_texts
 from kiwi_mcp.kernel.threads.runner import ThreadRunner, waiting_approvals
@@ -702,21 +702,17 @@ async def resume_thread(request: ThreadResumeRequest, context: VerbContext) -> T
     await _refuse_paused(thread, context)
     catalog = context.services.catalogs.at(thread.project or None)
     switched = switched_model(thread, request.model, catalog) if request.model else None
-    skills = _skill_events(request.skills, context.services.context(context.caller, catalog))
-    await runner.wake(thread, request.message or "", switched, skills=skills, is_tainted=is_tainted(context))
-    if request.message or skills or thread.waits_for != "message":
-        return await _continue(thread, context, is_waiting=request.wait)
-    return await shown_thread(thread.id, context)
-
-
-def _skill_events(names: Sequence[str], context: Context) -> list[NewEvent]:
-    """Return the events with which a thread loads skills that a user chose."""
-    found = loaded_skills(names, context)
-    return [
+    # The events with which a thread loads skills that a user chose.
+    found = loaded_skills(request.skills, context.services.context(context.caller, catalog))
+    skills = [
         event
         for use, text in found
         for event in (NewEvent("skill", to_builtins(use)), NewEvent("injected", {"text": text}))
     ]
+    await runner.wake(thread, request.message or "", switched, skills=skills, is_tainted=is_tainted(context))
+    if request.message or skills or thread.waits_for != "message":
+        return await _continue(thread, context, is_waiting=request.wait)
+    return await shown_thread(thread.id, context)
 
 
 async def _refuse_paused(thread: Thread, context: VerbContext) -> None:

@@ -19,7 +19,6 @@ from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.threads.cassette import (
     Cassette,
     RecordedReplies,
-    ThreadOutcome,
     differences,
     outcome_of,
     read_cassette,
@@ -191,15 +190,11 @@ async def _compared(
         await runner.cancel(ended)
     waits = [f"it waits for {ended.waits_for}"] if ended.status == "waiting" else []
     different = [*differences(found, cassette), *waits]
-    return _response(target, found, different, made.id)
-
-
-def _response(target: str, found: ThreadOutcome, different: Sequence[str], thread_id: str) -> ThreadReplayResponse:
     return ThreadReplayResponse(
         target=target,
         passed=not different,
         differences=[*different],
-        thread_id=thread_id,
+        thread_id=made.id,
         status=found.status,
         result=found.result,
         tools=found.tools,

@@ -163,7 +163,14 @@ async def undo(request: UndoRequest, context: VerbContext) -> UndoResponse:
     """Restore the files that a run changed."""
     space, runs = context.services.catalogs.space(request.project_path), context.services.runs_or_error(context.caller)
     source, record = await _found(request.run_id, space, runs)
-    undoing = await _undoing(space, source, record)
+    # The private repository names contents as the copies of earlier versions do.
+    store = source if isinstance(source, Git) else await private_repository(space)
+    listed = record.changes
+    if record.finished is None:
+        # The run was killed: whatever differs now may be its work.
+        listed = changes(record.saved or {}, await look(space, store, record))
+    now = await look_at(space, store, [change.path for change in listed])
+    undoing = _Undoing(space, source, store, replace(record, changes=listed), now.entries, now.left_out)
     if request.dry_run:
         return await undoing.planned()
     if undoing.doubts and not request.force:
@@ -224,17 +231,6 @@ def _elsewhere(wanted: str, space: Space, runs: Runs | KiwiError) -> str:
     except KiwiError:
         return ""
     return f"That run was made in another project: add `--project {project}`." if project != str(space.project) else ""
-
-
-async def _undoing(space: Space, source: Git | Copies, record: CheckpointRecord) -> _Undoing:
-    # The private repository names contents as the copies of earlier versions do.
-    store = source if isinstance(source, Git) else await private_repository(space)
-    listed = record.changes
-    if record.finished is None:
-        # The run was killed: whatever differs now may be its work.
-        listed = changes(record.saved or {}, await look(space, store, record))
-    now = await look_at(space, store, [change.path for change in listed])
-    return _Undoing(space, source, store, replace(record, changes=listed), now.entries, now.left_out)
 
 
 class _Undoing(Struct, frozen=True):

@@ -144,24 +144,20 @@ def _translated(found: re.Match[str], findings: ImportFindings, place: str, stan
             findings.variables.setdefault(name, place)
         return f"${{{name}{default}}}"
     if kind == "input":
-        return _input(rest, findings)
+        # The variable that takes the place of a question the client would have asked.
+        name, words = variable_name(rest), findings.inputs.get(rest, {})
+        default = as_text(words.get("default"))
+        purpose = as_text(words.get("description")) or f"the input `{rest}`"
+        if default and (words.get("password") is True or is_secret(name, default)):
+            return findings.put_aside(name, default, owner=rest, purpose=purpose)
+        if default and not re.search("[{}]", default):
+            return f"${{{name}:-{default}}}"
+        findings.variables.setdefault(name, purpose)
+        return f"${{{name}}}"
     fix = f"Set {stands_for}, in the environment or in the user's .env, to what it gave there."
     findings.warn(place, f"`${{{kind if kind.isidentifier() else ''}…}}` means something to that client alone", fix)
     findings.variables.setdefault(stands_for, place)
     return f"${{{stands_for}}}"
-
-
-def _input(identity: str, findings: ImportFindings) -> str:
-    """Return the variable that takes the place of a question the client would have asked."""
-    name, words = variable_name(identity), findings.inputs.get(identity, {})
-    default = as_text(words.get("default"))
-    purpose = as_text(words.get("description")) or f"the input `{identity}`"
-    if default and (words.get("password") is True or is_secret(name, default)):
-        return findings.put_aside(name, default, owner=identity, purpose=purpose)
-    if default and not re.search("[{}]", default):
-        return f"${{{name}:-{default}}}"
-    findings.variables.setdefault(name, purpose)
-    return f"${{{name}}}"
 
 
 def _literal(text: str, findings: ImportFindings, place: str) -> str:

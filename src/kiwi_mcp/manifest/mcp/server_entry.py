@@ -150,23 +150,6 @@ def stdio_config(name: str, launch: ServerCommand, findings: ImportFindings, *, 
     return config
 
 
-def remote_config(
-    name: str, url: str, headers: Mapping[str, str], transport: str, findings: ImportFindings
-) -> JsonObject | None:
-    """Return the config of a server that is reached by address, with secrets put aside."""
-    address = protect_url(url, findings, owner=name, place=f"{name}.url")
-    if not is_url(address):
-        findings.issues.append(Issue(f"{name}.url", "is not an address of the web", "Use http, https, ws or wss."))
-        return None
-    config: dict[str, Json] = {"transport": transport, "url": address}
-    if headers:
-        config["headers"] = {
-            header: protect_header(header, value, findings, owner=name, place=f"{name}.headers.{header}")
-            for header, value in headers.items()
-        }
-    return config
-
-
 def _config(name: str, words: JsonObject, findings: ImportFindings, origin: EntryOrigin) -> JsonObject | None:
     url = next((text for word in _URL_WORDS if (text := as_text(words.get(word)).strip())), "")
     command = as_text(words.get("command")).strip()
@@ -183,21 +166,29 @@ def _config(name: str, words: JsonObject, findings: ImportFindings, origin: Entr
         if known := known_server(launch.command, launch.args):
             defaults = {word: _at_home(value, origin.home) for word, value in known.env.items()}
             launch = replace(launch, env={**defaults, **launch.env})
-        return _started(name, launch, as_text(words.get("cwd")).strip(), findings, origin)
+        cwd = as_text(words.get("cwd")).strip()
+        cwd, folder = _folder(name, _at_home(cwd, origin.home), findings, origin)
+        command = anchor(_at_home(launch.command, origin.home), folder=folder)
+        if command.startswith(("./", "../")):
+            findings.warn(f"{name}.command", "is relative to a folder that is not known", "Write the whole path.")
+        return stdio_config(name, replace(launch, command=command), findings, cwd=cwd)
     if url:
         transport = _transport(as_text(words.get("type")) or as_text(words.get("transport")), url)
         headers = _texts(words.get("headers"), findings, f"{name}.headers")
-        return remote_config(name, url, headers, transport, findings)
+        # The config of a server that is reached by address, with secrets put aside.
+        address = protect_url(url, findings, owner=name, place=f"{name}.url")
+        if not is_url(address):
+            findings.issues.append(Issue(f"{name}.url", "is not an address of the web", "Use http, https, ws or wss."))
+            return None
+        config: dict[str, Json] = {"transport": transport, "url": address}
+        if headers:
+            config["headers"] = {
+                header: protect_header(header, value, findings, owner=name, place=f"{name}.headers.{header}")
+                for header, value in headers.items()
+            }
+        return config
     findings.issues.append(Issue(name, "has neither a command nor an address", "Write `command` or `url`."))
     return None
-
-
-def _started(name: str, launch: ServerCommand, cwd: str, findings: ImportFindings, origin: EntryOrigin) -> JsonObject:
-    cwd, folder = _folder(name, _at_home(cwd, origin.home), findings, origin)
-    command = anchor(_at_home(launch.command, origin.home), folder=folder)
-    if command.startswith(("./", "../")):
-        findings.warn(f"{name}.command", "is relative to a folder that is not known", "Write the whole path.")
-    return stdio_config(name, replace(launch, command=command), findings, cwd=cwd)
 
 
 def _folder(name: str, cwd: str, findings: ImportFindings, origin: EntryOrigin) -> tuple[str, Path | None]:

@@ -375,7 +375,14 @@ def body_of(api: Api, operation: Operation, schemas: Schemas) -> Body | None:
         return Body(media, (RequestParameter("body", "body", schema, is_required),), is_whole=True)
     # The body's properties become parameters, so what they hold is one level further down.
     schema = schemas.expand(as_object(content[written]).get("schema"), deeper=1)
-    if _is_flat(schema):
+    properties = as_object(schema.get("properties"))
+    if (
+        "object" in types_of(schema)
+        and "anyOf" not in schema
+        and schema.get("additionalProperties", False) is False
+        and 0 < len(properties) <= _MAX_PROPERTIES
+        and all(is_wire_name(name) for name in properties)
+    ):
         return Body(media, tuple(_flattened(schema)), is_whole=False)
     return Body(media, (_whole(media, schema, words, is_required=is_required),), is_whole=True)
 
@@ -409,17 +416,6 @@ def _is_json(media: str) -> bool:
 
 def _is_text(media: str) -> bool:
     return media.startswith("text/") or media in _TEXTS or media.endswith(("+xml", "+yaml"))
-
-
-def _is_flat(schema: JsonObject) -> bool:
-    properties = as_object(schema.get("properties"))
-    return (
-        "object" in types_of(schema)
-        and "anyOf" not in schema
-        and schema.get("additionalProperties", False) is False
-        and 0 < len(properties) <= _MAX_PROPERTIES
-        and all(is_wire_name(name) for name in properties)
-    )
 
 
 def _flattened(schema: JsonObject) -> Iterator[RequestParameter]:

@@ -147,7 +147,18 @@ class _Origin(httpx2.AsyncBaseTransport):
         if answer.status == _NOT_FOUND and _SESSION in request.headers:
             await answer.aclose()
             return _told(answer.status, {}, "has forgotten the session", mark=_LOST)
-        return await self._passed_on(ours, answer, token)
+        headers = headers_of(answer.headers)
+        is_json = headers.get("content-type", "").lower().startswith("application/json")
+        is_packed = headers.get("content-encoding", "identity").lower() != "identity"
+        if is_packed or (answer.status >= _FIRST_ERROR and answer.status not in _SPOKEN and not is_json):
+            await answer.aclose()
+            packed = "compressed its answer, which was not asked for"
+            return _told(answer.status, headers, packed if is_packed else f"answered {answer.status}")
+        is_stream = headers.get("content-type", "").lower().startswith("text/event-stream")
+        is_endless = is_stream and answer.status == _OK and ours.method in self._streamed
+        limit = None if is_endless else self._spec.max_bytes
+        redactor = Redactor({"ACCESS_TOKEN": token.reveal()}) if token else None
+        return httpx2.Response(answer.status, headers=answer.headers, stream=_Body(ours, answer, limit, redactor))
 
     def _count_stream(self) -> None:
         """Refuse to take up a stream once more that breaks off each time: the library would go on for ever."""
@@ -159,22 +170,6 @@ class _Origin(httpx2.AsyncBaseTransport):
         self._taken_up[task] = count, now
         if count > RESUMED:
             raise httpx2.StreamError(f"the stream broke off {RESUMED} times in a row")
-
-    async def _passed_on(
-        self, request: WireRequest, answer: httpcore2.Response, token: Secret | None
-    ) -> httpx2.Response:
-        headers = headers_of(answer.headers)
-        is_json = headers.get("content-type", "").lower().startswith("application/json")
-        is_packed = headers.get("content-encoding", "identity").lower() != "identity"
-        if is_packed or (answer.status >= _FIRST_ERROR and answer.status not in _SPOKEN and not is_json):
-            await answer.aclose()
-            packed = "compressed its answer, which was not asked for"
-            return _told(answer.status, headers, packed if is_packed else f"answered {answer.status}")
-        is_stream = headers.get("content-type", "").lower().startswith("text/event-stream")
-        is_endless = is_stream and answer.status == _OK and request.method in self._streamed
-        limit = None if is_endless else self._spec.max_bytes
-        redactor = Redactor({"ACCESS_TOKEN": token.reveal()}) if token else None
-        return httpx2.Response(answer.status, headers=answer.headers, stream=_Body(request, answer, limit, redactor))
 
 
 class _Body(httpx2.AsyncByteStream):

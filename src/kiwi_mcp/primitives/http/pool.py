@@ -247,17 +247,14 @@ class Network(Lookup):
             raise denied(host, port, reason)
         pools = self._pools.setdefault(asyncio.get_running_loop(), {})
         if (pool := pools.get((has_grant, is_secure))) is None:
-            pool = pools[has_grant, is_secure] = self._new_pool(has_grant=has_grant, is_secure=is_secure)
+            pool = pools[has_grant, is_secure] = httpcore2.AsyncConnectionPool(
+                ssl_context=self.tls() if is_secure else None,
+                max_connections=_CONNECTIONS,
+                max_keepalive_connections=_IDLE,
+                keepalive_expiry=_KEPT,
+                network_backend=_Checked(self, has_grant=has_grant),
+            )
         return pool
-
-    def _new_pool(self, *, has_grant: bool, is_secure: bool) -> httpcore2.AsyncConnectionPool:
-        return httpcore2.AsyncConnectionPool(
-            ssl_context=self.tls() if is_secure else None,
-            max_connections=_CONNECTIONS,
-            max_keepalive_connections=_IDLE,
-            keepalive_expiry=_KEPT,
-            network_backend=_Checked(self, has_grant=has_grant),
-        )
 
     async def aclose(self) -> None:
         """Close the connections of this event loop."""

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import AddressDenied, InvalidRequest, KiwiError, RequestFailed, TooLarge
-from kiwi_mcp.domain.json import Json, JsonObject, compact, text_of
+from kiwi_mcp.domain.json import Json, compact, text_of
 from kiwi_mcp.domain.plan import HttpSpec
 from kiwi_mcp.primitives.http.addresses import PORTS, is_denied
 from kiwi_mcp.primitives.secrets.grants import refuse_request
@@ -175,23 +175,19 @@ def _body(body: Json, secrets: Mapping[str, str], content_type: str) -> bytes:
         # Secrets go into the strings before these are encoded, so none can end its string.
         revealed = reveal_json(body, secrets)
         if isinstance(revealed, Mapping) and content_type.lower().startswith(_FORM):
-            return _form(revealed)
+            # Fields as a form; a list repeats its field.
+            pairs = [
+                (name, text_of(value))
+                for name, given in revealed.items()
+                for value in (given if isinstance(given, list | tuple) else (given,))
+            ]
+            return urlencode(pairs).encode()
         return (revealed if isinstance(revealed, str) else compact(revealed)).encode()
     except (ValueError, RecursionError):
         raise InvalidRequest(
             "The body cannot be written as JSON: it has a number or a text that JSON has not, or is too deep.",
             suggestion="Send finite numbers, valid Unicode and less nesting.",
         ) from None
-
-
-def _form(fields: JsonObject) -> bytes:
-    """Return fields as a form; a list repeats its field."""
-    pairs = [
-        (name, text_of(value))
-        for name, given in fields.items()
-        for value in (given if isinstance(given, list | tuple) else (given,))
-    ]
-    return urlencode(pairs).encode()
 
 
 def refuse_unbound(spec: HttpSpec, request: WireRequest, secrets: Mapping[str, str]) -> None:

@@ -81,7 +81,8 @@ class Events:
             text = line.removeprefix("\ufeff") if self._is_first else line
             self._is_first = False
             if text:
-                self._field(*_split(text))
+                name, _, value = text.partition(":")  # a comment has no name
+                self._field(name, value.removeprefix(" "))
             elif (event := self._dispatched()) is not None:
                 yield event
 
@@ -104,8 +105,3 @@ class Events:
         has_data = bool(self._data)
         self._data, self._size, self._event, self._retry = [], 0, "", None
         return event if has_data else None
-
-
-def _split(line: str) -> tuple[str, str]:
-    name, _, value = line.partition(":")  # a comment has no name
-    return name, value.removeprefix(" ")

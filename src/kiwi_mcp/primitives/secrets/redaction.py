@@ -159,23 +159,17 @@ def _forms(value: bytes, text: str) -> Iterator[bytes]:
         escaped = dumps(text, ensure_ascii=is_ascii)[1:-1]
         yield escaped.encode(errors="surrogatepass")
         yield escaped.replace("/", "\\/").encode(errors="surrogatepass")
-    yield from _base64(value)
-    # A key of several lines comes back line by line as well.
-    lines = text.splitlines()
-    if len(lines) > 1:
-        yield from (line.encode(errors="surrogatepass") for line in lines if len(line) >= _LINE)
-
-
-def _base64(value: bytes) -> Iterator[bytes]:
-    """Yield the base64 forms of the value at each alignment among other bytes.
-
-    The first and last character may share bits with the neighbours, so they are left out.
-    """
+    # The base64 forms of the value at each alignment among other bytes. The first and last character may share bits
+    # with the neighbours, so they are left out.
     for offset, skipped in ((0, 0), (1, 2), (2, 3)):
         padded = bytes(offset) + value
         certain = len(padded) * 8 // 6
         yield b64encode(padded)[skipped:certain]
         yield urlsafe_b64encode(padded)[skipped:certain]
+    # A key of several lines comes back line by line as well.
+    lines = text.splitlines()
+    if len(lines) > 1:
+        yield from (line.encode(errors="surrogatepass") for line in lines if len(line) >= _LINE)
 
 
 SHORTEST_SECRET = 8

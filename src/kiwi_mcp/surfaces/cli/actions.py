@@ -12,7 +12,7 @@ from kiwi_mcp import __version__
 from kiwi_mcp.domain.calls import Ask, Caller, no_answers
 from kiwi_mcp.domain.errors import Denied, InvalidRequest, NotFound
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
-from kiwi_mcp.domain.outcome import Progress, Report
+from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.kernel.paths import nearest_project, user_space
 from kiwi_mcp.kernel.settings import registry_settings
@@ -156,14 +156,11 @@ def _is_partial(answer: Answer) -> bool:
 
 async def _index(cli: CliSession, kernel: Kernel, seconds: float) -> None:
     with session.reporting("indexing", is_quiet=cli.is_json) as report:
-        await kernel.index(_counted(report), seconds=seconds)
 
+        def count(step: Progress) -> None:
+            report(Progress(f"indexing {step.done:,.0f} of {step.total:,.0f}; Ctrl-C stops, what is done is kept"))
 
-def _counted(report: Report) -> Report:
-    def count(step: Progress) -> None:
-        report(Progress(f"indexing {step.done:,.0f} of {step.total:,.0f}; Ctrl-C stops, what is done is kept"))
-
-    return count
+        await kernel.index(count, seconds=seconds)
 
 
 def create(row: CommandRow, options: Options) -> int:

@@ -266,7 +266,7 @@ class Chat:
             self._screen.note(f"{as_text(self._thread.get('model'))}. /help shows commands, Ctrl-D ends.")
         try:
             while self._thread["status"] not in ENDED and self._is_open():
-                message = lines.read(self._prompt())
+                message = lines.read("? " if self._thread.get("questions") else "> ")
                 if message is None or not self._is_handled(message):
                     break
         finally:
@@ -312,9 +312,6 @@ class Chat:
         self._code = ApprovalRequired.exit_code
         return False
 
-    def _prompt(self) -> str:
-        return "? " if self._thread.get("questions") else "> "
-
     def _is_handled(self, message: str) -> bool:
         """Send a message or carry out a command; return False if it ends the conversation."""
         command = _COMMAND.fullmatch(message.strip())
@@ -353,7 +350,12 @@ class Chat:
         self._note(answer)
         self._code = _FAILED if self._screen.error or self._thread["status"] == "failed" else 0
         if self._is_json:
-            self._write_json(first)
+            calls: list[Json] = [{"name": call.name, "status": call.status} for call in self._screen.calls[first:]]
+            names = ("thread_id", "status", "waits_for", "model", "usage", "questions", "approvals", "message")
+            known = {name: self._thread[name] for name in names if name in self._thread}
+            error: JsonObject = {"error": self._screen.error} if self._screen.error else {}
+            sys.stdout.write(f"{compact({'text': self._screen.text, 'calls': calls, **known, **error})}\n")
+            sys.stdout.flush()
 
     async def _turn(self, request: JsonObject) -> Answer:
         self._screen.begin_turn()
@@ -377,14 +379,6 @@ class Chat:
             self._screen.note(f"waits for an approval: `kiwi approvals approve {approval}`")
         if as_object(self._thread["usage"])["turns"]:
             self._screen.note(usage_line(self._thread))
-
-    def _write_json(self, first: int) -> None:
-        calls: list[Json] = [{"name": call.name, "status": call.status} for call in self._screen.calls[first:]]
-        names = ("thread_id", "status", "waits_for", "model", "usage", "questions", "approvals", "message")
-        known = {name: self._thread[name] for name in names if name in self._thread}
-        error: JsonObject = {"error": self._screen.error} if self._screen.error else {}
-        sys.stdout.write(f"{compact({'text': self._screen.text, 'calls': calls, **known, **error})}\n")
-        sys.stdout.flush()
 
     def _command(self, name: str, words: str) -> None:
         command = _COMMANDS.get(name)

@@ -170,7 +170,8 @@ def _page(words: list[str]) -> str:
         return _first_page()
     name = " ".join(words)
     if name in table()["groups"] and not any(row["path"] == name for row in table()["commands"]):
-        return _group_page(name)
+        rows = [row for row in table()["commands"] if row["path"].startswith(f"{name} ")]
+        return f"Usage: kiwi {name} COMMAND\n\n{table()['groups'][name]}\n\nCommands:\n{_list(rows, name)}"
     # An older name may mean several commands: all of them are listed.
     sharing = [row for row in table()["commands"] if any(one.split()[:1] == words[:1] for one in row["aliases"])]
     if len(words) == 1 and len(sharing) > 1:
@@ -194,11 +195,6 @@ def _first_page() -> str:
     lines += [_entry(row["path"], _first_sentence(row["help"])) for row in rows if row["path"] in _OTHERS]
     lines.append("\n`kiwi COMMAND --help` shows the options of a command. Every command takes --json.\n")
     return "".join(lines)
-
-
-def _group_page(name: str) -> str:
-    rows = [row for row in table()["commands"] if row["path"].startswith(f"{name} ")]
-    return f"Usage: kiwi {name} COMMAND\n\n{table()['groups'][name]}\n\nCommands:\n{_list(rows, name)}"
 
 
 def _list(rows: Sequence[CommandRow], group: str = "") -> str:

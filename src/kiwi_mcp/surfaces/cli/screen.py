@@ -96,11 +96,6 @@ def talk(text: str) -> None:
     sys.stderr.write((coloured(safe) if sys.stderr.isatty() else safe) + "\n")
 
 
-def show_warnings(content: JsonObject) -> None:
-    """Tell what the owner should know of an answer."""
-    Screen().show(warning_rows(as_list(content.get("warnings"))))
-
-
 def show_message(content: JsonObject, screen: Screen) -> None:
     """Show an answer that is a sentence."""
     screen.show(message_items(content))
@@ -127,7 +122,7 @@ def show_error(content: JsonObject, *, is_json: bool) -> None:
     for name in ("stdout", "stderr"):
         if printed := as_text(logs.get(name)).rstrip():
             talk(printed)
-    show_warnings(content)
+    Screen().show(warning_rows(as_list(content.get("warnings"))))
     talk(f"error: {as_text(content.get('message')) or as_text(content.get('error'))}")
     issues = [as_object(issue) for issue in as_list(content.get("issues"))]
     for issue in issues:

@@ -116,8 +116,10 @@ class AuthMiddleware:
             await _answer(error, self._door.challenge(error, headers), is_mcp=is_mcp)(scope, receive, send)
 
     async def _passed(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_api = _is_api(scope["path"])
-        if is_api or scope["path"] == MCP:
+        # Whether an address belongs to the API, and so needs a token that may use tools.
+        path = scope["path"]
+        is_api = path.startswith(API) or path == OPENAPI
+        if is_api or path == MCP:
             if self._mcp is None:
                 hint = "Let its owner start `kiwi up` without `--read-only`, or use another server."
                 raise NotFound("This server is read-only, and has no tools.", suggestion=hint)
@@ -215,11 +217,6 @@ API = "/v1/"
 OPENAPI = "/openapi.json"
 
 
-def _is_api(path: str) -> bool:
-    """Whether an address belongs to the API, and so needs a token that may use tools."""
-    return path.startswith(API) or path == OPENAPI
-
-
 def verb_routes(kernel: VisitedKernel, wrap: Callable[[Endpoint], Endpoint]) -> Sequence[Route]:
     """Return a route for each verb that is not local, and one for the OpenAPI document."""
     described = Route(OPENAPI, _describe, methods=["GET"])
@@ -237,7 +234,16 @@ def _served() -> Iterator[Verb]:
 
 def _verb_endpoint(kernel: VisitedKernel, verb: Verb) -> Endpoint:
     async def answer(request: Request) -> Response:
-        arguments = await _arguments(request)
+        # The body of a request, which is a JSON object. An empty body has no arguments.
+        body = await request.body()
+        try:
+            arguments = read_json(body.decode() or "{}", what="The body", max_bytes=MAX_BODY).value
+        except UnicodeDecodeError as error:
+            raise InvalidRequest("The body is not UTF-8.", suggestion="Send a JSON object in UTF-8.") from error
+        if not isinstance(arguments, dict):
+            raise InvalidRequest("The body is not a JSON object.", suggestion="Send the arguments as a JSON object.")
+        if "action" in arguments:
+            raise InvalidRequest("Unknown argument `action`.", suggestion="The address names the action.")
         # A program sends this with its own token. A model's calls come over MCP and are never direct.
         result = await kernel.call(verb.wire[0], payload_of(verb, arguments), Caller(is_direct=True))
         wait = result.content.get("retry_after") if result.is_error else None
@@ -245,20 +251,6 @@ def _verb_endpoint(kernel: VisitedKernel, verb: Verb) -> Endpoint:
         return Response(compact(result.content), result.http_status, headers, "application/json")
 
     return answer
-
-
-async def _arguments(request: Request) -> JsonObject:
-    """Return the body of a request, which is a JSON object. An empty body has no arguments."""
-    body = await request.body()
-    try:
-        value = read_json(body.decode() or "{}", what="The body", max_bytes=MAX_BODY).value
-    except UnicodeDecodeError as error:
-        raise InvalidRequest("The body is not UTF-8.", suggestion="Send a JSON object in UTF-8.") from error
-    if not isinstance(value, dict):
-        raise InvalidRequest("The body is not a JSON object.", suggestion="Send the arguments as a JSON object.")
-    if "action" in value:
-        raise InvalidRequest("Unknown argument `action`.", suggestion="The address names the action.")
-    return value
 
 
 async def _describe(_: Request) -> Response:

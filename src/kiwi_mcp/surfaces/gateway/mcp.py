@@ -246,7 +246,10 @@ class Session(StreamableHTTPServerTransport):
             return
         match read_message(body):
             case JSONRPCNotification(method="notifications/cancelled", params=params):
-                self._call_off(cancelled_request_id_from_params(params))
+                number = cancelled_request_id_from_params(params)
+                known = self._exchanges.get(coerce_request_id(number)) if number is not None else None
+                if known is not None:
+                    known[0].call_off(known[1])
             case JSONRPCRequest(method="tools/call") as message if self._is_plain(request):
                 reply = StreamReply(send, encoded, self._header)
                 exchange = FastRequest(
@@ -297,11 +300,6 @@ class Session(StreamableHTTPServerTransport):
             await self._create_error_response(response, HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL_ERROR)(
                 scope, receive, send
             )
-
-    def _call_off(self, number: RequestId | None) -> None:
-        known = self._exchanges.get(coerce_request_id(number)) if number is not None else None
-        if known is not None:
-            known[0].call_off(known[1])
 
 
 class Sessions(StreamableHTTPSessionManager):

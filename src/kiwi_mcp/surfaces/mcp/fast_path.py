@@ -135,7 +135,10 @@ class FastPath:
         """Read a message, and return whether it is handled here; the SDK gets all others."""
         match message:
             case JSONRPCNotification(method="notifications/cancelled"):
-                self._call_off(cancelled_request_id_from_params(message.params))
+                number = cancelled_request_id_from_params(message.params)
+                known = self._exchanges.get(coerce_request_id(number)) if number is not None else None
+                if known is not None:
+                    known[0].call_off(known[1])
             case JSONRPCRequest() if self._is_modern is None:
                 # The first request opens the connection in its era, and the SDK must also process it.
                 self._is_modern = message.method != "initialize" and _route(message) is not None
@@ -182,11 +185,6 @@ class FastPath:
             answer = _closed(exchange.request.id)  # unless the client itself has called it off
         if not exchange.cancel_requested.is_set():
             await self._tell(answer)
-
-    def _call_off(self, number: RequestId | None) -> None:
-        known = self._exchanges.get(coerce_request_id(number)) if number is not None else None
-        if known is not None:
-            known[0].call_off(known[1])
 
     async def _tell(self, message: JSONRPCMessage) -> None:
         try:

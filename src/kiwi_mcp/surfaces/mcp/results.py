@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import mcp_types as types
-from mcp_types import SERVER_INFO_META_KEY, CallToolResult, ContentBlock, TextContent
+from mcp_types import SERVER_INFO_META_KEY, CallToolResult, TextContent
 from pydantic import ValidationError
 
 from kiwi_mcp.domain.items import NO_SOURCE, SOURCE_TRAITS
@@ -287,14 +287,6 @@ _TOLD = ("type", "name", "uri", "mimeType")
 _BASE64 = 3, 4
 
 
-def blocks_of(answer: Answer, *, revision: str) -> Sequence[ContentBlock]:
-    """Return the parts of a server's answer that are no text, as a client of that revision can read them."""
-    given = _given(answer.passed or {})
-    others = [block for block in given if not _is_text(block)]
-    passed = passed_call({"content": others}, revision=revision) if others else None
-    return passed.content if passed else ()
-
-
 def noted(answer: Answer) -> JsonObject:
     """Return what an answer holds, with a note in the place of each part that is passed on as a block."""
     given = _given(answer.passed or {})
@@ -348,7 +340,11 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 def as_result(answer: Answer, *, revision: str) -> CallToolResult:
     """Return an answer in the form that a client of that revision reads."""
-    blocks = blocks_of(answer, revision=revision)
+    # The parts of a server's answer that are no text, as a client of that revision can read them.
+    given = _given(answer.passed or {})
+    others = [block for block in given if not _is_text(block)]
+    passed = passed_call({"content": others}, revision=revision) if others else None
+    blocks = passed.content if passed else ()
     text = safe_text(noted(answer) if blocks else answer.content)
     if revision < STRUCTURED_SINCE:
         return CallToolResult(content=[TextContent(text=text), *blocks], is_error=answer.is_error)

@@ -152,7 +152,12 @@ class TaskSubscriptions:
                 return await entry.handler(context, params)
             if not declares_tasks(context):
                 raise missing_tasks("News of tasks are for clients that have them")
-            known = await self._known(task_ids, self._principal(context))
+            principal = self._principal(context)
+            known: list[str] = []
+            wanted = [*dict.fromkeys(map(str, task_ids[:_MOST_HEARD]))] if isinstance(task_ids, list) else []
+            for task_id in wanted:
+                with suppress(MCPError):
+                    known.append((await self._manager.get(task_id, principal)).id)
             stream = _Stream(context.session, known)
             telling = asyncio.create_task(self._tell(stream, context.request_id, known, self._principal(context)))
             try:
@@ -161,15 +166,6 @@ class TaskSubscriptions:
                 telling.cancel()
 
         server.add_request_handler(_LISTEN, types.SubscriptionsListenRequestParams, listen)
-
-    async def _known(self, task_ids: object, principal: str) -> Sequence[str]:
-        """Return those of the tasks that there are."""
-        known: list[str] = []
-        wanted = [*dict.fromkeys(map(str, task_ids[:_MOST_HEARD]))] if isinstance(task_ids, list) else []
-        for task_id in wanted:
-            with suppress(MCPError):
-                known.append((await self._manager.get(task_id, principal)).id)
-        return known
 
     async def _tell(
         self, stream: _Stream, number: types.RequestId | None, task_ids: Sequence[str], principal: str

@@ -323,7 +323,11 @@ class TaskManager:
                 for task in seen:
                     if task.is_over:  # its end could not be kept at once, and is now
                         self._running.pop(task.id, None)
-            self._fulfil(wishes)
+            for wish in wishes:
+                if (running := self._running.get(wish.id)) is not None:
+                    running.errand.deliver(wish.answers)
+                    if wish.is_unwanted:
+                        running.errand.work.cancel()
 
     def _exchange(self, seen: Sequence[Task]) -> Sequence[TaskCommand]:
         """Tell the store of the tasks under way, and return what others want of them."""
@@ -333,13 +337,6 @@ class TaskManager:
         if seen:
             tasks.beat(self._owner, milliseconds(), [task for task in seen if not task.is_over])
         return tasks.wishes(self._owner)
-
-    def _fulfil(self, wishes: Sequence[TaskCommand]) -> None:
-        for wish in wishes:
-            if (running := self._running.get(wish.id)) is not None:
-                running.errand.deliver(wish.answers)
-                if wish.is_unwanted:
-                    running.errand.work.cancel()
 
 
 def task_to_json(task: Task) -> dict[str, object]:

@@ -113,7 +113,12 @@ class AnthropicReader(ReplyReader):
             case "content_block_delta":
                 return self._delta(data.get("index"), as_object(data.get("delta")))
             case "content_block_stop":
-                self._complete(data.get("index"))
+                index = data.get("index")
+                if self.has(index):
+                    draft = self.draft("text", index)
+                    draft.is_complete = True
+                    if draft.kind == "call" and not draft.text:
+                        draft.text = "{}"  # a call without arguments has no deltas
             case "message_delta":
                 self._count(data.get("usage"))
                 if reason := as_text(as_object(data.get("delta")).get("stop_reason")):
@@ -155,13 +160,6 @@ class AnthropicReader(ReplyReader):
             case _:
                 pass
         return []
-
-    def _complete(self, index: Json) -> None:
-        if self.has(index):
-            draft = self.draft("text", index)
-            draft.is_complete = True
-            if draft.kind == "call" and not draft.text:
-                draft.text = "{}"  # a call without arguments has no deltas
 
     def _count(self, usage: Json) -> None:
         self._usage |= {name: value for name, value in as_object(usage).items() if value is not None}

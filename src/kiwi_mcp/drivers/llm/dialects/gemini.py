@@ -118,7 +118,13 @@ class GeminiReader(ReplyReader):
         """Take one chunk."""
         self.answered_by = as_text(data.get("modelVersion")) or self.answered_by
         if usage := as_object(data.get("usageMetadata")):
-            self.usage = _usage(usage)
+            read = count(usage, "cachedContentTokenCount")
+            prompt = count(usage, "promptTokenCount") + count(usage, "toolUsePromptTokenCount")
+            self.usage = TokenUsage(
+                input=max(0, prompt - read),
+                cache_read=read,
+                output=count(usage, "candidatesTokenCount") + count(usage, "thoughtsTokenCount"),
+            )
         if as_text(as_object(data.get("promptFeedback")).get("blockReason")):
             self.stop = "filtered"
         deltas: list[ReplyDelta] = []
@@ -152,13 +158,3 @@ def _calls(data: str) -> list[_Call | None]:
     chunk = msgspec.json.decode(data, type=_Chunk)
     content = chunk.candidates[0].content
     return [part.function_call for part in content.parts] if content else []
-
-
-def _usage(usage: JsonObject) -> TokenUsage:
-    read = count(usage, "cachedContentTokenCount")
-    prompt = count(usage, "promptTokenCount") + count(usage, "toolUsePromptTokenCount")
-    return TokenUsage(
-        input=max(0, prompt - read),
-        cache_read=read,
-        output=count(usage, "candidatesTokenCount") + count(usage, "thoughtsTokenCount"),
-    )

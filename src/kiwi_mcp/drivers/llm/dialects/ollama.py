@@ -43,25 +43,21 @@ def head(prompt: Prompt, choice: ModelChoice) -> dict[str, object]:
 def rows(messages: Sequence[Message], _: ModelChoice, __: bool) -> Iterator[dict[str, Json | Raw]]:
     """Yield messages; each text and each result is one of its own."""
     for message in messages:
-        yield from _rows(message)
-
-
-def _rows(message: Message) -> Iterator[dict[str, Json | Raw]]:
-    match message.role:
-        case "assistant":
-            yield _reply(message)
-        case "tool":
-            results = [part for part in message.parts if isinstance(part, ToolResultPart)]
-            for part in results:
-                yield {"role": "tool", "tool_name": part.name, "tool_call_id": part.id, "content": part.content}
-            # A message has one text, so the labels stand in messages of their own.
-            for part in results:
-                if part.label:
-                    yield {"role": "system", "content": f"{part.name}: {part.label}"}
-        case _:
-            for text in message.parts:
-                if isinstance(text, TextPart):
-                    yield {"role": "user", "content": text.text}
+        match message.role:
+            case "assistant":
+                yield _reply(message)
+            case "tool":
+                results = [part for part in message.parts if isinstance(part, ToolResultPart)]
+                for part in results:
+                    yield {"role": "tool", "tool_name": part.name, "tool_call_id": part.id, "content": part.content}
+                # A message has one text, so the labels stand in messages of their own.
+                for part in results:
+                    if part.label:
+                        yield {"role": "system", "content": f"{part.name}: {part.label}"}
+            case _:
+                for text in message.parts:
+                    if isinstance(text, TextPart):
+                        yield {"role": "user", "content": text.text}
 
 
 def _reply(message: Message) -> dict[str, Json | Raw]:

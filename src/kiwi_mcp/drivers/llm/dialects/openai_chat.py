@@ -49,22 +49,18 @@ def head(prompt: Prompt, choice: ModelChoice) -> dict[str, object]:
 def rows(messages: Sequence[Message], choice: ModelChoice, _: bool) -> Iterator[JsonObject]:
     """Yield messages; each text and each result is one of its own."""
     for message in messages:
-        yield from _rows(message, choice)
-
-
-def _rows(message: Message, choice: ModelChoice) -> Iterator[JsonObject]:
-    match message.role:
-        case "user":
-            texts = [part.text for part in message.parts if isinstance(part, TextPart)]
-            yield from ({"role": "user", "content": text} for text in texts)
-        case "assistant":
-            yield _reply(message, choice)
-        case _:
-            results = [part for part in message.parts if isinstance(part, ToolResultPart)]
-            yield from (_result(part, choice) for part in results)
-            if "plain_content" in choice.quirks:
-                labels = [f"{part.name}: {part.label}" for part in results if part.label]
-                yield from ({"role": "user", "content": label} for label in labels)
+        match message.role:
+            case "user":
+                texts = [part.text for part in message.parts if isinstance(part, TextPart)]
+                yield from ({"role": "user", "content": text} for text in texts)
+            case "assistant":
+                yield _reply(message, choice)
+            case _:
+                results = [part for part in message.parts if isinstance(part, ToolResultPart)]
+                yield from (_result(part, choice) for part in results)
+                if "plain_content" in choice.quirks:
+                    labels = [f"{part.name}: {part.label}" for part in results if part.label]
+                    yield from ({"role": "user", "content": label} for label in labels)
 
 
 def _reply(message: Message, choice: ModelChoice) -> JsonObject:
@@ -108,7 +104,14 @@ class ChatReader(ReplyReader):
         """Take one chunk."""
         self.answered_by = as_text(data.get("model")) or self.answered_by
         if usage := as_object(data.get("usage")):
-            self.usage = _usage(usage)
+            read = count(usage, "prompt_tokens_details", "cached_tokens") or count(usage, "prompt_cache_hit_tokens")
+            written = count(usage, "prompt_tokens_details", "cache_write_tokens")
+            self.usage = TokenUsage(
+                input=max(0, count(usage, "prompt_tokens") - read - written),
+                cache_read=read,
+                cache_write=written,
+                output=count(usage, "completion_tokens"),
+            )
         deltas: list[ReplyDelta] = []
         for option in as_list(data.get("choices"))[:1]:
             delta = as_object(as_object(option).get("delta"))
@@ -136,14 +139,3 @@ class ChatReader(ReplyReader):
             arguments = function.get("arguments")
             written = arguments if isinstance(arguments, str | None) else compact(arguments)
             self.draft("call", key).text += written or ""
-
-
-def _usage(usage: JsonObject) -> TokenUsage:
-    read = count(usage, "prompt_tokens_details", "cached_tokens") or count(usage, "prompt_cache_hit_tokens")
-    written = count(usage, "prompt_tokens_details", "cache_write_tokens")
-    return TokenUsage(
-        input=max(0, count(usage, "prompt_tokens") - read - written),
-        cache_read=read,
-        cache_write=written,
-        output=count(usage, "completion_tokens"),
-    )

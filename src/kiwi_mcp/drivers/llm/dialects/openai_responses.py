@@ -65,34 +65,32 @@ def head(prompt: Prompt, choice: ModelChoice) -> dict[str, object]:
 def rows(messages: Sequence[Message], choice: ModelChoice, _: bool) -> Iterator[JsonObject | Raw]:
     """Yield messages as items; each part is one of its own."""
     for message in messages:
-        yield from _items(message, choice)
-
-
-def _items(message: Message, choice: ModelChoice) -> Iterator[JsonObject | Raw]:
-    for part in message.parts:
-        match part:
-            case TextPart(text=text):
-                kind = "output_text" if message.role == "assistant" else "input_text"
-                yield {"type": "message", "role": message.role, "content": [{"type": kind, "text": text}]}
-            case ReasoningPart(opaque=opaque) if is_object(opaque):
-                yield Raw(opaque.encode())
-            case ToolCallPart():
-                yield {
-                    "type": "function_call",
-                    "call_id": part.id,
-                    "name": part.name,
-                    "arguments": arguments_text(part),
-                }
-            case ToolResultPart():
-                yield _result(part, choice)
-            case _:
-                continue
-    if "plain_content" in choice.quirks:
-        labels = [
-            f"{part.name}: {part.label}" for part in message.parts if isinstance(part, ToolResultPart) and part.label
-        ]
-        for label in labels:
-            yield {"type": "message", "role": "user", "content": [{"type": "input_text", "text": label}]}
+        for part in message.parts:
+            match part:
+                case TextPart(text=text):
+                    kind = "output_text" if message.role == "assistant" else "input_text"
+                    yield {"type": "message", "role": message.role, "content": [{"type": kind, "text": text}]}
+                case ReasoningPart(opaque=opaque) if is_object(opaque):
+                    yield Raw(opaque.encode())
+                case ToolCallPart():
+                    yield {
+                        "type": "function_call",
+                        "call_id": part.id,
+                        "name": part.name,
+                        "arguments": arguments_text(part),
+                    }
+                case ToolResultPart():
+                    yield _result(part, choice)
+                case _:
+                    continue
+        if "plain_content" in choice.quirks:
+            labels = [
+                f"{part.name}: {part.label}"
+                for part in message.parts
+                if isinstance(part, ToolResultPart) and part.label
+            ]
+            for label in labels:
+                yield {"type": "message", "role": "user", "content": [{"type": "input_text", "text": label}]}
 
 
 def _result(part: ToolResultPart, choice: ModelChoice) -> JsonObject:

@@ -730,7 +730,10 @@ async def _create(new: NewServer, context: Context, *, is_planned: bool) -> tupl
     try:
         created = await create_item(creation, Author(context, authorship=None))
     except AlreadyExists as fault:
-        fault.suggestion = _instead(new.tool_id, catalog)
+        is_server = catalog.sheets.is_server(catalog.find(new.tool_id).manifest.tool_type)
+        fault.suggestion = (
+            f"`kiwi mcp remove {new.tool_id}` first, or choose another name." if is_server else "Choose another name."
+        )
         raise
     if is_first and not is_planned:
         with writing(project_ai):
@@ -753,11 +756,6 @@ def _trust(tool_id: str, new: NewServer, context: Context, *, accepts_first: boo
 def _accepted(record: ServerRecord | None, server: Tool, key: ServerKey) -> ServerRecord:
     """Return the record of a server after its owner changed the manifest."""
     return replace(record or new_record(server, key), digest=server.digest, words=launch_summary(server))
-
-
-def _instead(tool_id: str, catalog: Catalog) -> str:
-    is_server = catalog.sheets.is_server(catalog.find(tool_id).manifest.tool_type)
-    return f"`kiwi mcp remove {tool_id}` first, or choose another name." if is_server else "Choose another name."
 
 
 def _here(new: NewServer, server: Tool, saved: SavedSecrets) -> ImportedEntry:

@@ -97,7 +97,21 @@ class ClientList(Response, frozen=True, kw_only=True):
 
 def _connect_view(response: ConnectResponse | ClientList) -> Iterator[ViewItem]:
     if isinstance(response, ConnectResponse):
-        yield from _view(response)
+        if difference := response.diff.rstrip("\n"):
+            yield Data(difference)
+        yield Data(response.message)
+        yield Notice(f"  path: {response.path}")
+        for name in response.replaced or ():
+            yield Notice(f"  - {name}")
+        for name in response.without_network or ():
+            yield Notice(f"  ! {name} has no network in Kiwi; if it needs one: `kiwi mcp allow {name} --host HOST`")
+        for name in response.put_back or ():
+            yield Notice(f"  + {name}")
+        for name, reason in (response.kept or {}).items():
+            yield Notice(f"  {name} stays: {reason}")
+        if response.backup:
+            yield Notice(f"  backup: {response.backup}")
+        yield from next_hint(response.next)
         return
     for row in response.clients:
         state = "connected" if row.connected else "not connected"
@@ -105,24 +119,6 @@ def _connect_view(response: ConnectResponse | ClientList) -> Iterator[ViewItem]:
         yield TableRow(f"{row.client:<16} {row.location:<8} {state:<14} {row.path}  {has.removesuffix(': ')}")
     if not response.clients:
         yield Notice(f"No client is found here. Known are {', '.join(response.known)}.")
-    yield from next_hint(response.next)
-
-
-def _view(response: ConnectResponse) -> Iterator[ViewItem]:
-    if difference := response.diff.rstrip("\n"):
-        yield Data(difference)
-    yield Data(response.message)
-    yield Notice(f"  path: {response.path}")
-    for name in response.replaced or ():
-        yield Notice(f"  - {name}")
-    for name in response.without_network or ():
-        yield Notice(f"  ! {name} has no network in Kiwi; if it needs one: `kiwi mcp allow {name} --host HOST`")
-    for name in response.put_back or ():
-        yield Notice(f"  + {name}")
-    for name, reason in (response.kept or {}).items():
-        yield Notice(f"  {name} stays: {reason}")
-    if response.backup:
-        yield Notice(f"  backup: {response.backup}")
     yield from next_hint(response.next)
 
 
@@ -155,7 +151,15 @@ async def connect(request: ConnectRequest, context: VerbContext) -> ConnectRespo
     if request.replace and found.names:
         change = plan(without=found.names)
     response = await _write(request, change, scope, command)
-    hints = _hints(request, scope, command, found, catalog, definitions)
+    hints = []
+    if scope == "project":
+        hints.append(f"This file starts Kiwi as {command}, which others that share the project may not have.")
+    if not request.replace:
+        where = f" --location {request.location}" if request.location else ""
+        if found.names:
+            hints.append(_offer(len(found.names), "here", f"{request.client}{where}", "this file"))
+        else:
+            hints += _elsewhere(request, scope, catalog, definitions)
     offline = [found.offline[name] for name in change.taken_out if name in found.offline]
     return replace(
         response,
@@ -245,26 +249,6 @@ async def _write(request: ConnectRequest, change: ClientFileChange, scope: Scope
         put_back=list(change.put_back) or UNSET,
         backup=str(backup) if backup else UNSET,
     )
-
-
-def _hints(
-    request: ConnectRequest,
-    scope: Scope,
-    command: str,
-    found: Duplicates,
-    catalog: Catalog,
-    definitions: McpDefinitions,
-) -> list[str]:
-    hints = []
-    if scope == "project":
-        hints.append(f"This file starts Kiwi as {command}, which others that share the project may not have.")
-    if not request.replace:
-        where = f" --location {request.location}" if request.location else ""
-        if found.names:
-            hints.append(_offer(len(found.names), "here", f"{request.client}{where}", "this file"))
-        else:
-            hints += _elsewhere(request, scope, catalog, definitions)
-    return hints
 
 
 def _elsewhere(request: ConnectRequest, scope: Scope, catalog: Catalog, definitions: McpDefinitions) -> list[str]:

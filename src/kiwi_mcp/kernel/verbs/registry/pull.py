@@ -251,7 +251,10 @@ async def _choose(query: VersionQuery, source: RemoteRegistry, namespaces: Seque
     try:
         return query.choose(snapshot, namespaces)
     except NotFound as error:
-        if yanked := _yanked(query, snapshot, namespaces):
+        # The versions that would match if they were not yanked, the newest first.
+        spaces = (query.namespace,) if query.namespace else namespaces
+        found = [name for name in snapshot.versions if name.tool_id == query.tool_id and name.namespace in spaces]
+        if yanked := [name for name in reversed(found) if snapshot.is_yanked(name)]:
             raise NotFound(
                 f"The registry has no {str(query)!r} that is in use; yanked: {', '.join(map(str, yanked))}.",
                 suggestion=f"Name one exactly to have it all the same: `kiwi pull {yanked[0]}`.",
@@ -261,13 +264,6 @@ async def _choose(query: VersionQuery, source: RemoteRegistry, namespaces: Seque
             names = {name.tool_id for name in RegistrySnapshot.by(await source.events()).versions}
             error.suggestion = did_you_mean(query.tool_id, names) + error.suggestion
         raise
-
-
-def _yanked(query: VersionQuery, snapshot: RegistrySnapshot, namespaces: Sequence[str]) -> list[VersionName]:
-    """Return the versions that would match if they were not yanked, the newest first."""
-    spaces = (query.namespace,) if query.namespace else namespaces
-    found = [name for name in snapshot.versions if name.tool_id == query.tool_id and name.namespace in spaces]
-    return [name for name in reversed(found) if snapshot.is_yanked(name)]
 
 
 def _conflict_here(error: VersionConflict, registry: Registry) -> VersionConflict:

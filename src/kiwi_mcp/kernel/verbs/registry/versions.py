@@ -377,12 +377,18 @@ async def diff(request: RegistryDiffRequest, context: VerbContext) -> RegistryDi
         with suggesting_names(request.item_id, catalog, registry):
             first, second = _sides(ref, request, catalog, registry)
         changes = list(_changes(first, second))
+        # The changes, without the text of those for which there is no room.
+        room, shown = _MAX_DIFF, list[dict[str, Json]]()
+        for change in changes:
+            size = len(str(change.get("diff", "")))
+            shown.append(change if size <= room else {**change, "diff": "", "truncated": True})
+            room -= min(size, room)
         return RegistryDiffResponse(
             tool_id=ref.name,
             first=ComparedVersion(first.title, first.digest),
             second=ComparedVersion(second.title, second.digest),
             status="different" if changes else "same",
-            changes=_bounded(changes),
+            changes=shown,
         )
 
     return await asyncio.to_thread(work)
@@ -482,16 +488,6 @@ def _difference(path: str, before: bytes, after: bytes) -> JsonObject:
     new = after.decode(errors="replace").splitlines(keepends=True)
     lines = unified_diff(old, new, f"a/{path}", f"b/{path}")
     return {"diff": "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)}
-
-
-def _bounded(changes: list[dict[str, Json]]) -> list[dict[str, Json]]:
-    """Return the changes, without the text of those for which there is no room."""
-    room, shown = _MAX_DIFF, list[dict[str, Json]]()
-    for change in changes:
-        size = len(str(change.get("diff", "")))
-        shown.append(change if size <= room else {**change, "diff": "", "truncated": True})
-        room -= min(size, room)
-    return shown
 
 
 class RegistryVerifyRequest(ProjectRequest, frozen=True, kw_only=True):
