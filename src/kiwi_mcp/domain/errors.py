@@ -234,9 +234,7 @@ class TopicNotFound(NotFound):
 
     def __init__(self, topic: str, *, topics: Sequence[str]) -> None:
         super().__init__(
-            f"No help on {topic!r}.",
-            suggestion=f"Ask for one of: {', '.join(topics)}.",
-            topics=list(topics),
+            f"No help on {topic!r}.", suggestion=f"Ask for one of: {', '.join(topics)}.", topics=list(topics)
         )
 
 
@@ -315,8 +313,7 @@ class ProjectPathRequired(Invalid):
 
     def __init__(self) -> None:
         super().__init__(
-            "The request does not say which project it is about.",
-            suggestion='Add `project_path: "/absolute/path"`.',
+            "The request does not say which project it is about.", suggestion='Add `project_path: "/absolute/path"`.'
         )
 
 

@@ -137,6 +137,5 @@ def writing(folder: Path) -> Iterator[None]:
     except OSError as error:
         fix = f"Free some space for {folder}" if error.errno in _FULL else f"Give yourself write access to {folder}"
         raise Unavailable(
-            f"{folder} cannot be written: {error.strerror or error}.",
-            suggestion=f"{fix}, then try again.",
+            f"{folder} cannot be written: {error.strerror or error}.", suggestion=f"{fix}, then try again."
         ) from error

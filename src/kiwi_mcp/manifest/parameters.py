@@ -35,10 +35,7 @@ TYPES: Mapping[str, str] = {
 }  # fmt: skip
 """Spellings of types in the list form; `any` is no type at all."""
 
-_BOUNDS: Mapping[str, tuple[str, str]] = {
-    "string": ("minLength", "maxLength"),
-    "array": ("minItems", "maxItems"),
-}
+_BOUNDS: Mapping[str, tuple[str, str]] = {"string": ("minLength", "maxLength"), "array": ("minItems", "maxItems")}
 _OWN_WORDS = {"name", "type", "required", "min", "max", "nullable"}
 _NOT_IN_NAMES = lazy_pattern(r"[\s=]")
 _SCHEMA_WORDS = {

@@ -280,10 +280,7 @@ def _load(built_in_files: _Listing, user_files: _Listing, project_files: tuple[_
     built_in = _joined({sheet.type: sheet for _, sheet in _each([built_in_files], issues, {}, "builtin")})
     by_type = dict(built_in.by_type)
     usual = {sheet.driver: sheet.traits for sheet in by_type.values() if sheet.driver}
-    added = [
-        *_each([user_files], issues, usual, "user"),
-        *_each(project_files, issues, usual, "project"),
-    ]
+    added = [*_each([user_files], issues, usual, "user"), *_each(project_files, issues, usual, "project")]
     known = built_in
     for name, sheet in added:
         if refused := _redefined(sheet, name, known) or _foreign_traits(sheet, name, built_in):

@@ -22,15 +22,7 @@ from kiwi_mcp.domain.errors import KiwiError, Unavailable
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.search.encoder import CancellableEncoder, EncodingCancelled, encoder_name, load_encoder
 from kiwi_mcp.search.index import CardIndex, IndexProgress
-from kiwi_mcp.search.index_file import (
-    MAX_CARDS,
-    MIN_CARDS,
-    DamagedIndex,
-    FileCheck,
-    index_path,
-    load_index,
-    save_index,
-)
+from kiwi_mcp.search.index_file import MAX_CARDS, MIN_CARDS, DamagedIndex, FileCheck, index_path, load_index, save_index
 from kiwi_mcp.search.port import CardSource, Encoder, FeatureStorage, Filter
 from kiwi_mcp.search.query import CardPool, ParsedQuery, parse_query
 from kiwi_mcp.search.server_index import CandidatePool, ServerIndex

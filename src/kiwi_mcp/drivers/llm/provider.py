@@ -232,10 +232,7 @@ def cost_micros(usage: TokenUsage, choice: ModelChoice) -> int | None:
 
 def worst_case_micros(input_tokens: int, max_output: int, choice: ModelChoice) -> int | None:
     """Return the most that a request can cost: all its input at the dearest price, and all the output it may have."""
-    cases = (
-        TokenUsage(input=input_tokens, output=max_output),
-        TokenUsage(cache_write=input_tokens, output=max_output),
-    )
+    cases = (TokenUsage(input=input_tokens, output=max_output), TokenUsage(cache_write=input_tokens, output=max_output))
     costs = [cost for usage in cases if (cost := cost_micros(usage, choice)) is not None]
     return max(costs, default=None)
 

@@ -138,13 +138,7 @@ class McpDriver:
             return found
 
     async def log_in(
-        self,
-        plan: Plan,
-        chain: Chain,
-        space: Space,
-        secrets: Mapping[str, str],
-        ask: Ask,
-        scopes: Sequence[str] = (),
+        self, plan: Plan, chain: Chain, space: Space, secrets: Mapping[str, str], ask: Ask, scopes: Sequence[str] = ()
     ) -> str:
         """Have a person log in to the server of this chain, and return the rights that they gave."""
         server = _server_in(plan, chain.tool, space)

@@ -47,12 +47,7 @@ _WEB_PORT = re.compile(r":(?:80|443)$")
 
 
 def lacking(
-    server: ServerConfig,
-    said: str,
-    denied: Sequence[str] = (),
-    earlier: Sequence[str] = (),
-    *,
-    is_silent: bool = False,
+    server: ServerConfig, said: str, denied: Sequence[str] = (), earlier: Sequence[str] = (), *, is_silent: bool = False
 ) -> str:
     """Return what to type where a server seems to fail for want of a path or a host; nothing where it does not.
 

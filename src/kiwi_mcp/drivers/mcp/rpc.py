@@ -349,11 +349,7 @@ class Dispatcher:
 
 NOTE_LEVEL = "info"
 """The least important lines that servers are asked for."""
-GRANT_OF_CAPABILITY: Final[Mapping[str, str]] = {
-    "roots": "roots",
-    "sampling": "sampling",
-    "elicitation": "questions",
-}
+GRANT_OF_CAPABILITY: Final[Mapping[str, str]] = {"roots": "roots", "sampling": "sampling", "elicitation": "questions"}
 """What the owner has to allow a server, by the capability of a client that it uses."""
 
 TASKS: Final = "io.modelcontextprotocol/tasks"

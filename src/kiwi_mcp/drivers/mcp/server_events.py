@@ -9,13 +9,7 @@ from contextvars import Context, ContextVar, copy_context
 from typing import Final
 
 from mcp.shared.exceptions import MCPError
-from mcp_types import (
-    INVALID_PARAMS,
-    INVALID_REQUEST,
-    METHOD_NOT_FOUND,
-    MISSING_REQUIRED_CLIENT_CAPABILITY,
-    RequestId,
-)
+from mcp_types import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, MISSING_REQUIRED_CLIENT_CAPABILITY, RequestId
 from msgspec import Struct, field
 from msgspec.structs import replace
 

@@ -81,16 +81,10 @@ VERBS: tuple[VerbFamily, ...] = (
         runs_items=True,
     ),
     VerbFamily(
-        name="help",
-        verbs={"": "help"},
-        description="How to use Kiwi, with worked examples.",
-        is_meta_tool=True,
+        name="help", verbs={"": "help"}, description="How to use Kiwi, with worked examples.", is_meta_tool=True
     ),
     VerbFamily(
-        name="init",
-        verbs={"": "init"},
-        description="Create the `.ai` folder of a project.",
-        is_read_only=False,
+        name="init", verbs={"": "init"}, description="Create the `.ai` folder of a project.", is_read_only=False
     ),
     VerbFamily(name="doctor", verbs={"": "doctor"}, description="What works here, what is missing, and how to get it."),
     VerbFamily(

@@ -11,14 +11,7 @@ from kiwi_mcp.kernel.threads.code import CODE, read_program
 from kiwi_mcp.kernel.threads.runner import ThreadRunner
 from kiwi_mcp.kernel.threads.start import StartRequest
 from kiwi_mcp.kernel.verb import ANYONE, AnyJson, Request, verb
-from kiwi_mcp.kernel.verbs.thread import (
-    AwaitedThread,
-    ThreadResponse,
-    is_tainted,
-    run_here,
-    shown_thread,
-    start_child,
-)
+from kiwi_mcp.kernel.verbs.thread import AwaitedThread, ThreadResponse, is_tainted, run_here, shown_thread, start_child
 
 
 class ProgramRequest(Request, frozen=True, kw_only=True):

@@ -378,14 +378,7 @@ class DeleteResponse(Response, frozen=True, kw_only=True):
     trash_path: str | UnsetType = UNSET
 
 
-@verb(
-    "delete",
-    group="tool",
-    wire=("execute", "delete"),
-    access=AUTHOR,
-    needs_receipt=True,
-    aliases=("delete",),
-)
+@verb("delete", group="tool", wire=("execute", "delete"), access=AUTHOR, needs_receipt=True, aliases=("delete",))
 async def delete(request: DeleteRequest, context: VerbContext) -> DeleteResponse:
     """Move a tool to the trash."""
     return delete_item(request, Author.of(request.item_id, request.project_path, context))

@@ -62,13 +62,7 @@ class LoadRequest(ItemRequest, frozen=True, kw_only=True):
     source: Annotated[Source | None, Option("", help="project, user, registry, mcp or builtin.")] = None
     destination: Annotated[
         Where | None,
-        Option(
-            "Copy it there",
-            "--to",
-            "--destination",
-            metavar="SPACE",
-            help="Copy it to project or user.",
-        ),
+        Option("Copy it there", "--to", "--destination", metavar="SPACE", help="Copy it to project or user."),
     ] = None
     file: Annotated[NameText | None, Option("One of its files", help="One file of an item with several.")] = None
     offset: Annotated[
@@ -77,10 +71,7 @@ class LoadRequest(ItemRequest, frozen=True, kw_only=True):
     length: Annotated[int, Meta(ge=1, le=1_000_000)] = 64_000
     grep: Annotated[
         NameText | None,
-        Option(
-            "Only its lines with a|b",
-            help="Only the lines of an output that contain a text; `a|b` for either.",
-        ),
+        Option("Only its lines with a|b", help="Only the lines of an output that contain a text; `a|b` for either."),
     ] = None
 
     def named_item(self) -> str:

@@ -162,10 +162,7 @@ async def advice(project_path: str | None, context: VerbContext) -> Sequence[Adv
 class PreferAddRequest(ProjectRequest, frozen=True, kw_only=True):
     """What to show without a search, and under which name."""
 
-    name: Annotated[
-        NameText,
-        Argument("A name, server/name, a full name, or a pattern such as 'github/*'.", "ITEM"),
-    ]
+    name: Annotated[NameText, Argument("A name, server/name, a full name, or a pattern such as 'github/*'.", "ITEM")]
     called: Annotated[NameText | None, Option("The name under which clients see it.", "--as", metavar="NAME")] = field(
         default=None, name="as"
     )

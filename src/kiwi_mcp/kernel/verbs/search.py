@@ -198,15 +198,7 @@ def _typed(hint: str) -> str:
     return _ARGUMENT.sub(r"`--\1 \2`", hint)
 
 
-@verb(
-    "search",
-    access=ANYONE,
-    records=False,
-    needs_rules=True,
-    everyday="search",
-    response=SearchResponse,
-    shows=_view,
-)
+@verb("search", access=ANYONE, records=False, needs_rules=True, everyday="search", response=SearchResponse, shows=_view)
 async def search(request: SearchRequest, context: VerbContext) -> Answer:
     """Find tools by what they do, and see why each was found."""
     services, caller, sources = context.services, context.caller, SOURCES[request.source]

@@ -171,9 +171,7 @@ class SecretsGrantRequest(ProjectRequest, frozen=True, kw_only=True):
 
     name: SecretName
     tool: Annotated[
-        NameText,
-        Meta(min_length=1),
-        Argument("A tool, an MCP server, or a pattern such as 'user/local/*'.", "TOOL"),
+        NameText, Meta(min_length=1), Argument("A tool, an MCP server, or a pattern such as 'user/local/*'.", "TOOL")
     ]
 
 

@@ -22,13 +22,7 @@ from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.mcp_servers import McpServers, known_servers
 from kiwi_mcp.kernel.token_meter import all_sent
 from kiwi_mcp.kernel.verb import OWNER, AnyJson, Option, ProjectRequest, Response, verb
-from kiwi_mcp.kernel.verbs.mcp.add import (
-    ServerAllowRequest,
-    ServersImportRequest,
-    allow,
-    import_servers,
-    shown_path,
-)
+from kiwi_mcp.kernel.verbs.mcp.add import ServerAllowRequest, ServersImportRequest, allow, import_servers, shown_path
 from kiwi_mcp.kernel.verbs.mcp.connect import ClientList, ConnectRequest, ConnectResponse, connect
 from kiwi_mcp.kernel.verbs.mcp.servers import NO_NETWORK, Warnings, may_change, may_reach
 from kiwi_mcp.kernel.view import Data, Notice, TableRow, ViewItem, next_hint, warning_rows

@@ -39,13 +39,7 @@ from kiwi_mcp.kernel.threads.fork import fork_of, turn_at
 from kiwi_mcp.kernel.threads.instructions import ask_about_project, decide_instructions, instruction_texts
 from kiwi_mcp.kernel.threads.runner import ThreadRunner, waiting_approvals
 from kiwi_mcp.kernel.threads.skills import loaded_skills
-from kiwi_mcp.kernel.threads.start import (
-    StartRequest,
-    lowered_limits,
-    starter_name,
-    switched_model,
-    typed_inputs,
-)
+from kiwi_mcp.kernel.threads.start import StartRequest, lowered_limits, starter_name, switched_model, typed_inputs
 from kiwi_mcp.kernel.threads.transcript import knowledge_text, redactor_for, transcript_lines, transcript_path
 from kiwi_mcp.kernel.threads.wake import start_worker
 from kiwi_mcp.kernel.threads.work import ThreadStores

@@ -16,14 +16,7 @@ from kiwi_mcp.domain.errors import Conflict, InvalidRequest, KiwiError, NotFound
 from kiwi_mcp.domain.threads import NewEvent, Thread
 from kiwi_mcp.domain.times import now_ms
 from kiwi_mcp.kernel.context import VerbContext
-from kiwi_mcp.kernel.threads.cassette import (
-    Cassette,
-    RecordedReplies,
-    differences,
-    outcome_of,
-    read_cassette,
-    turns_of,
-)
+from kiwi_mcp.kernel.threads.cassette import Cassette, RecordedReplies, differences, outcome_of, read_cassette, turns_of
 from kiwi_mcp.kernel.threads.runner import ThreadRunner
 from kiwi_mcp.kernel.threads.start import StartRequest, new_thread, unsigned_items
 from kiwi_mcp.kernel.threads.state import rebuild

@@ -13,14 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import Space
-from kiwi_mcp.domain.errors import (
-    Conflict,
-    InvalidRequest,
-    KiwiError,
-    NotFound,
-    StoreDamaged,
-    Unavailable,
-)
+from kiwi_mcp.domain.errors import Conflict, InvalidRequest, KiwiError, NotFound, StoreDamaged, Unavailable
 from kiwi_mcp.domain.records import RunRecord
 from kiwi_mcp.domain.times import iso
 from kiwi_mcp.kernel.checkpoints.change_record import (

@@ -12,14 +12,7 @@ from msgspec.structs import replace
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
 from kiwi_mcp.domain.names import unused_name
 from kiwi_mcp.manifest.json_schema import schema_faults
-from kiwi_mcp.manifest.openapi.document import (
-    Api,
-    Operation,
-    Unsupported,
-    parameter_name,
-    path_names,
-    sentence,
-)
+from kiwi_mcp.manifest.openapi.document import Api, Operation, Unsupported, parameter_name, path_names, sentence
 
 MAX_NODES = 4_000
 MAX_ENUM = 300

@@ -123,9 +123,7 @@ def redirect(request: WireRequest, status: int, location: str) -> WireRequest:
 
 def _lost(request: WireRequest, where: str) -> RequestFailed:
     return RequestFailed(
-        f"{request.shown} redirects {where}.",
-        suggestion="Call the final address itself.",
-        cause="protocol",
+        f"{request.shown} redirects {where}.", suggestion="Call the final address itself.", cause="protocol"
     )
 
 

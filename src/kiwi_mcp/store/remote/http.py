@@ -27,14 +27,7 @@ from kiwi_mcp.domain.plan import HttpSpec, Retry
 from kiwi_mcp.domain.registry import PublishResult, RegistryEvent, VersionName
 from kiwi_mcp.store.registry.release_check import CheckedRelease
 from kiwi_mcp.store.remote.artifact import digest_of, encode, read_descriptors
-from kiwi_mcp.store.remote.layout import (
-    MAX_INDEX,
-    LayoutEntry,
-    LayoutIndex,
-    apply_status,
-    index_bytes,
-    read_release,
-)
+from kiwi_mcp.store.remote.layout import MAX_INDEX, LayoutEntry, LayoutIndex, apply_status, index_bytes, read_release
 from kiwi_mcp.store.remote.port import not_available
 
 _In = TypeVar("_In")

@@ -130,15 +130,13 @@ class CreateOptions(Request, frozen=True):
         str | None, Option("The request's parameters as JSON, @file or -.", metavar="JSON", kind="json")
     ] = None
     openapi: Annotated[
-        str | None,
-        Option("Make api tools from an OpenAPI 3 document.", "--from-openapi", metavar="FILE", kind="file"),
+        str | None, Option("Make api tools from an OpenAPI 3 document.", "--from-openapi", metavar="FILE", kind="file")
     ] = None
     prefix: Annotated[str | None, Option("With --from-openapi: what every name begins with.")] = None
     base_url: Annotated[str | None, Option("With --from-openapi: the address of the service.", metavar="URL")] = None
-    bearer: Annotated[
-        str | None,
-        Option("With --from-openapi: the variable that holds a token.", metavar="NAME"),
-    ] = None
+    bearer: Annotated[str | None, Option("With --from-openapi: the variable that holds a token.", metavar="NAME")] = (
+        None
+    )
     only: Annotated[tuple[str, ...], Option("With --from-openapi: only these operations.")] = ()
     category: Annotated[str | None, Option("The folder for it.")] = None
     location: PlaceToWrite = None

@@ -268,10 +268,7 @@ def openapi() -> JsonObject:
         "openapi": "3.1.0",
         "info": {"title": "Kiwi", "version": __version__},
         "paths": {path_of(verb): {"post": _operation(verb, by_type)} for verb in verbs},
-        "components": {
-            "schemas": components,
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
-        },
+        "components": {"schemas": components, "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}}},
         "security": [{"bearer": []}],
     }
 

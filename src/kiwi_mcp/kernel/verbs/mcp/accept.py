@@ -235,8 +235,7 @@ def _named(server: Tool, tool: str, known: Sequence[Definition]) -> list[Definit
     if not mine:
         near = did_you_mean(wanted, [one.tool_id for one in known])
         raise NotFound(
-            f"{server.id!r} offers no {tool!r}.",
-            suggestion=f"{near}`kiwi mcp list {server.id}` shows what it offers.",
+            f"{server.id!r} offers no {tool!r}.", suggestion=f"{near}`kiwi mcp list {server.id}` shows what it offers."
         )
     return mine
 

@@ -588,13 +588,7 @@ async def add(request: ServerAddRequest, context: VerbContext) -> ServerAddRespo
     )
 
 
-@verb(
-    "allow",
-    group="mcp",
-    access=OWNER,
-    needs_receipt=True,
-    hint=ASK_OWNER.format("allow SERVER --read PATH"),
-)
+@verb("allow", group="mcp", access=OWNER, needs_receipt=True, hint=ASK_OWNER.format("allow SERVER --read PATH"))
 async def allow(request: ServerAllowRequest, context: VerbContext) -> ServerChange:
     """Let a server read, change or reach more, or ask something of the clients that call it."""
     opened, definitions = open_context(request, context), context.services.catalogs.definitions

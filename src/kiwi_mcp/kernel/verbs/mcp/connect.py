@@ -162,10 +162,7 @@ async def connect(request: ConnectRequest, context: VerbContext) -> ConnectRespo
             hints += _elsewhere(request, scope, catalog, definitions)
     offline = [found.offline[name] for name in change.taken_out if name in found.offline]
     return replace(
-        response,
-        kept=dict(found.others) or UNSET,
-        without_network=offline or UNSET,
-        next=" ".join(hints) or UNSET,
+        response, kept=dict(found.others) or UNSET, without_network=offline or UNSET, next=" ".join(hints) or UNSET
     )
 
 

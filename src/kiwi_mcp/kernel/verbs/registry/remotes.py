@@ -31,13 +31,7 @@ from kiwi_mcp.kernel.verb import (
     Response,
     verb,
 )
-from kiwi_mcp.kernel.verbs.registry.versions import (
-    AcceptUnsigned,
-    Only,
-    TrustKey,
-    save_namespaces,
-    store_path,
-)
+from kiwi_mcp.kernel.verbs.registry.versions import AcceptUnsigned, Only, TrustKey, save_namespaces, store_path
 from kiwi_mcp.kernel.view import Data, Notice, ViewItem, warning_rows
 from kiwi_mcp.manifest.owner_yaml import rewrite_keys
 from kiwi_mcp.policy.admission import Admission, PullConsent
@@ -116,14 +110,7 @@ class RemoteAddResponse(Response, frozen=True, kw_only=True):
     next: str
 
 
-@verb(
-    "add",
-    group="registry remote",
-    wire=("registry", "add"),
-    access=OWNER,
-    hint=_ASK,
-    aliases=("registry add",),
-)
+@verb("add", group="registry remote", wire=("registry", "add"), access=OWNER, hint=_ASK, aliases=("registry add",))
 async def add(request: RemoteAddRequest, context: VerbContext) -> RemoteAddResponse:
     """Give a remote a name."""
     space, name = context.services.catalogs.at(request.project_path).space, request.remote

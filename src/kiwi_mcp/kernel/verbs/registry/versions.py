@@ -173,13 +173,7 @@ def _list_view(response: RegistryListResponse) -> Iterator[ViewItem]:
 
 
 @verb(
-    "list",
-    group="registry",
-    wire=("execute", "list"),
-    access=ANYONE,
-    records=False,
-    needs_rules=True,
-    shows=_list_view,
+    "list", group="registry", wire=("execute", "list"), access=ANYONE, records=False, needs_rules=True, shows=_list_view
 )
 async def list_items(request: RegistryListRequest, context: VerbContext) -> RegistryListResponse:
     """List the items in the registry."""
