@@ -35,7 +35,7 @@ from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.kernel.token_meter import ResponseSizes
 from kiwi_mcp.kernel.tool_list import ToolListCache
 from kiwi_mcp.kernel.verb import Answer
-from kiwi_mcp.manifest.environment import Environment, usable_environment
+from kiwi_mcp.manifest.home_config import HomeConfig, usable_config
 from kiwi_mcp.policy.rights import Authority, ask
 from kiwi_mcp.policy.secret_access import every_value
 from kiwi_mcp.policy.tokens import TokenStore
@@ -110,14 +110,14 @@ class Catalogs:
         self._store = store
         self._catalogs: dict[Space, Catalog] = {}
         self._offerings: dict[Space, ToolListCache] = {}
-        self._spaces: dict[str | None, tuple[str, tuple[int, int, int], Space, Environment]] = {}
+        self._spaces: dict[str | None, tuple[str, tuple[int, int, int], Space, HomeConfig]] = {}
         self._last: Catalog | None = None
         self._definitions: McpDefinitions | None = None
         self.near, self.far = CatalogThread(self._made), CatalogThread(self._made)
 
     def space(self, project_path: str | None) -> Space:
         """Return the space of a project; refuse the request if there is no project."""
-        known, chosen = self._spaces.get(project_path), usable_environment(self._user)
+        known, chosen = self._spaces.get(project_path), usable_config(self._user)
         if known is not None and known[3] is chosen and known[1] == folder_identity(known[0]):
             return known[2]
         space = project_space(project_path, self.project, user=self._user, cache=self._cache)

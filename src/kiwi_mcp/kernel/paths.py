@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import ProjectPathInvalid, ProjectPathRequired
-from kiwi_mcp.manifest.environment import usable_environment
+from kiwi_mcp.manifest.home_config import usable_config
 from kiwi_mcp.policy.policy_files import owner_policy
 
 _KNOWN_KEPT = 256
@@ -75,7 +75,7 @@ def project_space(asked: str | None, default: Path | None, *, user: Path, cache:
         raise ProjectPathRequired
     path = Path(asked) if asked is not None else default
     assert path is not None  # noqa: S101 - one of the two is there, as checked above
-    chosen = usable_environment(user)
+    chosen = usable_config(user)
     return Space(_permitted(path, user), user, cache, chosen.memory_root, chosen.tool_sources)
 
 
@@ -86,7 +86,7 @@ def no_project_space(user: Path, cache: Path) -> Space:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ProjectPathRequired from error
-    chosen = usable_environment(user)
+    chosen = usable_config(user)
     return Space(folder, user, cache, chosen.memory_root, chosen.tool_sources)
 
 

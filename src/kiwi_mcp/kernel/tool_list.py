@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kiwi_mcp import data
-from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.catalog.catalog import FOLDERS, Catalog
 from kiwi_mcp.domain.cards import Card
 from kiwi_mcp.domain.errors import DriverMissing, InvalidRequest, KiwiError, NotCallable, NotFound, PolicyDenied
 from kiwi_mcp.domain.items import SOURCE_TRAITS, Chain, ItemType, Source, Tool
@@ -344,7 +344,10 @@ class ToolListCache:
         return self._etag
 
     def _make(self) -> _BuiltList:
-        builder = ToolListBuilder(self._catalog, owner_preferences(self._catalog.space.user))
+        user = self._catalog.space.user
+        if preferences_file(user).exists():  # the items and the memory come first, then what the owner prefers of them
+            self._catalog.generation(FOLDERS)
+        builder = ToolListBuilder(self._catalog, owner_preferences(user))
         offers = builder.offers()
         sources, paths = frozenset(builder.sources), tuple(builder.paths)
         digest = _digest(repr(replace(offers, notices=())))

@@ -190,7 +190,7 @@ class TypeSpecs(Struct, frozen=True):
         """Return the folders of items in a source; the type of a project says nothing about the user's folders."""
         seen = {"builtin", source, *(["user"] if SOURCE_TRAITS[source].is_in_project else [])}
         found = {name: folder for name, folder in self.folders.items() if folder.defined_in in seen}
-        return {**found, PROVIDERS.name: PROVIDERS} if SOURCE_TRAITS[source].is_in_user_space else found
+        return {PROVIDERS.name: PROVIDERS, **found} if SOURCE_TRAITS[source].is_in_user_space else found
 
     def written_as(self, path: Path, text: str) -> tuple[TypeSpec, FileFormat] | None:
         """Return the type and format of an item that is one text file: its folder decides, elsewhere its text."""

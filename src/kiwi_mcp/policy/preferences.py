@@ -17,8 +17,8 @@ from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.patterns import lazy_pattern
-from kiwi_mcp.manifest.environment import usable_environment
 from kiwi_mcp.manifest.files import OwnerStamp, owner_stamp
+from kiwi_mcp.manifest.home_config import usable_config
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.yaml import read_yaml
 
@@ -120,7 +120,7 @@ class Preferences(Struct, frozen=True):
 
 def preferences_file(user: Path) -> Path:
     """Return the owner's file: that of the memory, or the one that an older Kiwi left in the user's own folder."""
-    memory = usable_environment(user).memory_root or f"{user}/memory"
+    memory = usable_config(user).memory_root or f"{user}/memory"
     place, old = Path(memory, FILE_NAME), user / FILE_NAME
     return old if not place.exists() and old.exists() else place
 

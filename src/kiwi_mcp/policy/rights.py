@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from kiwi_mcp.domain.calls import OWNER, Principal
 from kiwi_mcp.domain.errors import KiwiError, PolicyDenied, TokenRefused
 from kiwi_mcp.domain.grants import ALL, ResourceKind, Rights, Verdict, empty_grant, narrow
-from kiwi_mcp.manifest.environment import environment
+from kiwi_mcp.manifest.home_config import home_config
 from kiwi_mcp.policy.policy_files import deployed, owner_policy, rule_files
 from kiwi_mcp.primitives.file_watch import watch
 
@@ -80,7 +80,7 @@ def rights_of(user: Path, identity: Principal = OWNER) -> Rights:
     rights = deployed(Rights((policy.grant,)))
     actor = policy.actors.get(identity.name) if identity.name else None
     rights = narrow(rights, actor) if actor else rights
-    return narrow(rights, _LOCKED) if environment(user).auth_mode == "locked" else rights
+    return narrow(rights, _LOCKED) if home_config(user).auth_mode == "locked" else rights
 
 
 def ask(question: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

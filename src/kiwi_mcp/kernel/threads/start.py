@@ -44,7 +44,7 @@ from kiwi_mcp.kernel.threads.state import CompositeStart, PromptStart
 from kiwi_mcp.kernel.tool_names import description_of
 from kiwi_mcp.kernel.verbs import BY_NAME
 from kiwi_mcp.manifest.composite import checked_composite
-from kiwi_mcp.manifest.environment import environment
+from kiwi_mcp.manifest.home_config import home_config
 from kiwi_mcp.manifest.hooks import Hook
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.parameters import accept
@@ -377,7 +377,7 @@ def provider_of(chain: Chain, model: str, catalog: Catalog, *, tier: str = "") -
     spec = load_type_specs().get(chain.tool.manifest.tool_type)
     if not (chain.executor.origin.is_built_in and spec and spec.default_executor == executor.tool.id):
         return executor, model
-    if chosen := environment(catalog.space.user).provider_adapter:
+    if chosen := home_config(catalog.space.user).provider_adapter:
         return catalog.resolve(chosen), model
     return only_provider(executor, catalog, tier=tier), model
 

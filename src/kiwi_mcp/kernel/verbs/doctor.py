@@ -7,6 +7,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from itertools import islice
@@ -28,6 +29,7 @@ from kiwi_mcp.domain.mcp import Offers
 from kiwi_mcp.drivers.environments.package_manager import server_package
 from kiwi_mcp.drivers.sandboxed import known_standings, standings
 from kiwi_mcp.kernel.context import Services, VerbContext
+from kiwi_mcp.kernel.memory_move import MemoryMove
 from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.kernel.settings import named_half, search_mode
 from kiwi_mcp.kernel.store import Store
@@ -39,12 +41,14 @@ from kiwi_mcp.kernel.verbs.relax import holds
 from kiwi_mcp.kernel.verbs.schedule import due_warnings
 from kiwi_mcp.kernel.verbs.search import SOURCES, card_sources, open_indexes
 from kiwi_mcp.kernel.view import Data, ViewItem
-from kiwi_mcp.manifest.environment import FILE_NAME as CONFIG
-from kiwi_mcp.manifest.environment import environment, memory_folder
+from kiwi_mcp.manifest.home_config import FILE_NAME as CONFIG
+from kiwi_mcp.manifest.home_config import home_config, memory_folder
 from kiwi_mcp.manifest.runtime import RuntimeConfig, runtime_config
 from kiwi_mcp.manifest.templates import defaulted, variables
 from kiwi_mcp.manifest.trust import FILE_NAME as TRUST_FILE
 from kiwi_mcp.manifest.trust import owner_trust
+from kiwi_mcp.manifest.yaml import read_yaml
+from kiwi_mcp.memory.files import list_files, read_bytes
 from kiwi_mcp.policy.policy_files import FILE_NAME, deployments, minimum, owner_policy
 from kiwi_mcp.policy.preferences import owner_preferences
 from kiwi_mcp.policy.secret_access import held, vault_folder
@@ -55,6 +59,12 @@ from kiwi_mcp.sandbox.backend import BackendReport, choose
 from kiwi_mcp.sandbox.levels import floor
 from kiwi_mcp.search.encoder import encoder_state
 
+_PLUMBING = frozenset(
+    {"command", "args", "argv", "cwd", "url", "base_url", "host", "hosts", "port", "socket", "mcpServers"}
+)
+"""Keys that say how a tool is started or reached, or where it is."""
+_DECLARED = ("parameters", "inputs", "outputs", "properties")
+"""Keys below which an item names its own parameters."""
 _COMMON = (
     f"what ships with Kiwi runs as you, what you or a model wrote is {floor('owner_written')}, what nobody is known to "
     f"have written is {floor('unknown')}"
@@ -264,14 +274,44 @@ def _policy(user: Path) -> Iterator[JsonObject]:
 
 def _environment(user: Path) -> Iterator[JsonObject]:
     try:
-        chosen, root = environment(user), memory_folder(user)
+        chosen, root = home_config(user), memory_folder(user)
     except KiwiError as error:
         yield _check(CONFIG, error.message, status="problem", fix=_fix(error))
         return
     if chosen.auth_mode == "locked":
         fix = f"Remove `auth_mode` from {user / CONFIG} when items shall run again."
         yield _check(CONFIG, "auth_mode is locked: no item runs", status="warning", fix=fix)
-    yield _check("memory", f"{root}" if root.exists() else f"{root} (made when needed)")
+    beside = sum(step.what == "move" for step in MemoryMove(user, root).there())
+    older = f"; {beside} files of yours are still beside it: `kiwi memory migrate` moves them" if beside else ""
+    yield _check("memory", f"{root}{'' if root.exists() else ' (made when needed)'}{older}")
+    for place in islice(_plumbing(root), _LISTED):
+        fix = "Tools, servers and providers belong below `tools`, `servers` and `providers` of your user folder."
+        yield _check("memory", f"{place}, which is no part of a memory", status="warning", fix=fix)
+
+
+def _plumbing(root: Path) -> Iterator[str]:
+    """Yield where files of the memory say how a tool is started or reached, or where it is."""
+    with suppress(KiwiError):
+        for entry in map(as_object, as_list(list_files(root, "", is_recursive=True)["entries"])):
+            path = as_text(entry["path"])
+            if entry["type"] == "file":
+                with suppress(KiwiError, UnicodeDecodeError):
+                    yield from (f"{path} has `{key}`" for key in _plumbing_keys(path, read_bytes(root, path).decode()))
+
+
+def _plumbing_keys(path: str, text: str) -> list[str]:
+    """Return the keys of a file, or of the head of a text, that belong to tools, servers and providers."""
+    if path.endswith(".md"):
+        _, _, text = text.partition("---\n") if text.startswith("---\n") else ("", "", "")
+        text = text.partition("\n---")[0]
+    elif not path.endswith((".yaml", ".yml", ".json")):
+        return []
+    found, waiting = list[str](), [read_yaml(text, what=path).value]
+    for value in waiting:
+        found += [key for key in as_object(value) if key in _PLUMBING]
+        waiting += [inner for key, inner in as_object(value).items() if key not in _DECLARED]
+        waiting += as_list(value)
+    return found
 
 
 def _secrets(user: Path) -> Iterator[JsonObject]:

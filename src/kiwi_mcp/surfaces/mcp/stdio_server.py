@@ -33,7 +33,7 @@ from pydantic import ValidationError
 
 from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.kernel.paths import user_space
-from kiwi_mcp.manifest.environment import usable_environment
+from kiwi_mcp.manifest.home_config import usable_config
 from kiwi_mcp.primitives.telemetry import start_tracing
 from kiwi_mcp.store.principals import STDIO
 from kiwi_mcp.surfaces.mcp.calls import Calls
@@ -287,7 +287,7 @@ async def settle(server: McpServer, changes: ToolListWatcher, opening: Handshake
 
     Where the owner prefers nothing of their own, and has no servers, it is the prepared one, which is not kept again.
     """
-    root = usable_environment(user_space()).memory_root
+    root = usable_config(user_space()).memory_root
     preferences = f"{root}/preferences.yaml" if root else PREFERENCES
     made_under, path = stamp(preferences), Path(path_of(project))
     tools = await tool_lists(server)

@@ -20,7 +20,7 @@ from kiwi_mcp.domain.errors import InvalidManifest, KiwiError
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.kernel.threads.instructions import instruction_texts
-from kiwi_mcp.manifest.environment import Environment, environment, memory_folder
+from kiwi_mcp.manifest.home_config import HomeConfig, home_config, memory_folder
 from kiwi_mcp.policy.preferences import owner_preferences
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -47,12 +47,12 @@ def elsewhere(home: Path, user: Path) -> Path:
 
 @pytest.mark.req("N5")
 def test_the_file_has_four_fields_and_no_others(user: Path) -> None:
-    schema = msgspec.json.schema(Environment)["$defs"]["Environment"]
+    schema = msgspec.json.schema(HomeConfig)["$defs"]["HomeConfig"]
     assert [*schema["properties"]] == ["memory_root", "provider_adapter", "auth_mode", "tool_sources"]
     assert schema["additionalProperties"] is False
-    assert environment(user) == Environment()
+    assert home_config(user) == HomeConfig()
     (user / "config.yaml").write_text("provider_adapter: ollama_llm\nauth_mode: policy\ntool_sources: [builtin]\n")
-    assert environment(user) == Environment(provider_adapter="ollama_llm", tool_sources=("builtin",))
+    assert home_config(user) == HomeConfig(provider_adapter="ollama_llm", tool_sources=("builtin",))
 
 
 KEY = "sk-proj-0123456789abcdefghij"
@@ -94,7 +94,7 @@ def test_every_fault_is_named_with_its_place_and_a_fix_and_nothing_runs(
     (home / "file").touch()
     (user / "config.yaml").write_text(text)
     with pytest.raises(InvalidManifest) as refused:
-        environment(user)
+        home_config(user)
     (issue,) = map(as_object, as_list(refused.value.details["issues"]))
     assert issue["place"] == place
     assert fix in as_text(issue["fix"])
@@ -110,7 +110,7 @@ def test_every_fault_is_named_with_its_place_and_a_fix_and_nothing_runs(
 def test_several_faults_are_named_at_once_and_a_fixed_file_holds_from_the_next_call(ask: Ask, user: Path) -> None:
     (user / "config.yaml").write_text("model: x\nauth_mode: open\nprovider_adapter: []\n")
     with pytest.raises(InvalidManifest) as refused:
-        environment(user)
+        home_config(user)
     assert len(as_list(refused.value.details["issues"])) == 3
     assert ask("execute", item_id="memory_list").is_error
     (user / "config.yaml").unlink()
@@ -120,7 +120,7 @@ def test_several_faults_are_named_at_once_and_a_fixed_file_holds_from_the_next_c
 def test_the_file_is_parsed_only_when_it_changed_and_a_command_that_needs_none_does_not_read_it(user: Path) -> None:
     config = user / "config.yaml"
     config.write_text("provider_adapter: first\n")
-    assert environment(user) is environment(user)
+    assert home_config(user) is home_config(user)
     config.unlink()
     os.mkfifo(config)  # to read it would wait for ever
     said = subprocess.run(
@@ -336,3 +336,174 @@ def test_items_come_from_the_listed_sources_alone(project: Path, user: Path) -> 
 
 def test_a_space_without_choices_uses_the_five_sources(tmp_path: Path) -> None:
     assert Space(tmp_path, tmp_path, tmp_path).sources == ("project", "user", "registry", "mcp", "builtin")
+
+
+# --- what is in the memory, and what is not ---
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    """Return every file of a memory, without its history."""
+    files = (path for path in root.rglob("*") if path.is_file() and ".git" not in path.parts)
+    return {str(path.relative_to(root)): path.read_bytes() for path in files}
+
+
+PAGE = "---\ntitle: Page\nversion: 1.0.0\n{0}---\n\nThe printer is at http://10.0.0.7:631.\n"
+
+
+@pytest.mark.req("C3", "C7")
+def test_what_is_installed_configured_and_used_leaves_no_plumbing_in_the_memory(project: Path, user: Path) -> None:
+    memory = user / "memory"
+    for place, text in (
+        ("AGENT.md", "Be brief."),
+        ("knowledge/page.md", PAGE.format("entry_type: reference\n")),  # what a person notes is theirs
+        ("skills/tidy/SKILL.md", SKILL.format("tidy")),
+        (
+            "directives/go/tool.yaml",
+            "tool_id: go\ntool_type: directive\nversion: 1.0.0\nparameters: {url: {type: string}}\n",
+        ),
+    ):
+        (memory / place).parent.mkdir(parents=True, exist_ok=True)
+        (memory / place).write_text(text)
+    before = tree(memory)
+    api = (
+        "tool_id: api\ntool_type: api\nversion: 1.0.0\nexecutor: http_client\ndescription: x\n"
+        "config: {method: GET, url: 'https://api.test:8443/v1'}\n"
+    )
+    hi: JsonObject = {"content": f"{TOOL}echo hi\n", "filename": "hi.sh"}
+    add: JsonObject = {"action": "add", "location": "user", "accept": False, "start": False}
+    added = results(
+        ("execute", {"action": "create", "item_id": "hi", "parameters": hi}),
+        ("execute", {"action": "sign", "item_id": "hi"}),
+        ("execute", {"item_id": "hi"}),
+        ("execute", {"action": "create", "item_id": "api", "parameters": {"content": api, "location": "user"}}),
+        ("mcp", {**add, "server": "local", "command": "/opt/servers/files", "args": ["--port", "7431"]}),
+        ("mcp", {**add, "server": "far", "url": "https://mcp.test:9443/mcp"}),
+        ("secrets", {"action": "set", "name": "API_KEY", "value": "0123456789abcdef"}),
+        project=project,
+    )
+    assert [one for one in added if "error" in one] == []
+    assert "https://mcp.test:9443" in "".join(path.read_text() for path in (user / "tools").rglob("*.yaml"))
+    assert tree(memory) == before
+    removed = results(
+        ("execute", {"action": "delete", "item_id": "hi", "parameters": {"confirm": True}}),
+        ("mcp", {"action": "remove", "server": "local"}),
+        ("mcp", {"action": "remove", "server": "far"}),
+        ("prefer", {"action": "add", "name": "hi"}),  # the owner's own wish is the one exception
+        ("doctor", {}),
+        project=project,
+    )
+    assert [one for one in removed if "error" in one] == []
+    assert {name for name in tree(memory) if tree(memory)[name] != before.get(name)} == {"preferences.yaml"}
+    assert lint(removed[-1]) == []
+
+
+def lint(doctor: JsonObject) -> list[str]:
+    """Return what `kiwi doctor` finds in the memory that belongs elsewhere."""
+    checks = map(as_object, as_list(doctor["checks"]))
+    return [as_text(one["detail"]) for one in checks if one["check"] == "memory" and one["status"] != "ok"]
+
+
+@pytest.mark.req("C3")
+def test_the_lint_of_the_memory_finds_addresses_commands_and_locations(project: Path, user: Path) -> None:
+    for place, text in (
+        ("tools/local.yaml", "tool_id: local\nconfig:\n  command: /opt/servers/files\n  args: [--port, '7431']\n"),
+        ("far.json", '{"mcpServers": {"far": {"url": "https://mcp.test"}}}'),
+        ("knowledge/page.md", PAGE.format("host: 10.0.0.7\nport: 631\n")),
+        ("notes/broken.yaml", "a: [b"),
+    ):
+        (user / "memory" / place).parent.mkdir(parents=True, exist_ok=True)
+        (user / "memory" / place).write_text(text)
+    (doctor,) = results(("doctor", {}), project=project)
+    assert [one.partition(",")[0] for one in lint(doctor)] == [
+        "far.json has `mcpServers`", "far.json has `url`",
+        "knowledge/page.md has `host`", "knowledge/page.md has `port`",
+        "tools/local.yaml has `command`", "tools/local.yaml has `args`",
+    ]  # fmt: skip
+
+
+@pytest.mark.req("C3")
+@pytest.mark.parametrize("file", ["config.yaml", "policy.yaml", "registry.yaml"])
+@pytest.mark.parametrize(
+    "preference", ["always_send: [hello]", "prompts: [hello]", "resources: [hello]", "task_after: 5"]
+)
+def test_no_file_of_the_environment_takes_a_preference(file: str, preference: str, ask: Ask, user: Path) -> None:
+    (user / file).write_text(f"{preference}\n")
+    checks = map(as_object, as_list(ask("doctor").content["checks"]))
+    faults = [one for one in checks if one["status"] == "problem" and "known" in f"{one['detail']}{one.get('fix')}"]
+    assert any(preference.partition(":")[0] in f"{one['detail']} {one.get('fix')}" for one in faults), faults
+
+
+@pytest.mark.req("C2")
+def test_preferences_and_style_move_with_an_export_and_hold_on_another_host(
+    project: Path, user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (user / "tools").mkdir()
+    (user / "tools" / "hello.sh").write_text(f"{TOOL}echo hello\n")
+    (user / "memory").mkdir()
+    (user / "memory" / "AGENT.md").write_text("Be brief.")
+    stream = str(tmp_path / "stream")
+    *done, exported = results(
+        ("prefer", {"action": "add", "name": "memory_read", "as": "recall_note"}),
+        ("prefer", {"action": "add", "name": "hello"}),
+        ("memory", {"action": "export", "path": stream}),
+        project=project,
+    )
+    assert [one for one in done if "error" in one] == []
+    assert exported["status"] == "exported"
+    assert "recall_note" in (user / "memory" / "preferences.yaml").read_text()
+
+    other = tmp_path / "other"
+    monkeypatch.setenv("USER_SPACE", str(other))
+    imported, prefer = results(
+        ("memory", {"action": "import", "path": stream}), ("prefer", {"action": "list"}), project=project
+    )
+    # A tool that is missing here is information, and no error.
+    assert (imported["status"], "hello" in str(imported["warnings"])) == ("imported", True)
+    assert [as_object(one)["name"] for one in as_list(prefer["tools"])] == ["recall_note"]
+    assert prefer["path"] == str(other / "memory" / "preferences.yaml")
+    space = Kernel(project).catalog().space
+    assert [one.text for one in instruction_texts(space, None)] == ["Be brief."]  # type: ignore[arg-type]  # as above
+
+
+BOOT = """
+import os, sys
+log = os.open(sys.argv.pop(1), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+def note(event, args):
+    if event in ("open", "os.scandir", "os.listdir") and str(args[0]).startswith(os.environ["USER_SPACE"]):
+        os.write(log, f"{args[0]}\\n".encode())
+    elif event in ("socket.connect", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname"):
+        os.write(log, f"{event}\\n".encode())
+sys.addaudithook(note)
+from kiwi_mcp.__main__ import main
+main()
+"""
+
+
+@pytest.mark.req("N6")
+def test_a_start_without_any_network_reads_its_configuration_in_order_and_connects_to_nothing(
+    user: Path, tmp_path: Path
+) -> None:
+    for place, text in (
+        ("config.yaml", "provider_adapter: far_llm\n"),
+        ("providers/far_llm.yaml", "providers: {far: {dialect: openai_chat, url: 'https://models.test/v1'}}\n"),
+        ("tools/hello.sh", f"{TOOL}echo hello\n"),
+        ("tools/mcp/far.yaml", "tool_id: far\ntool_type: mcp_server\nversion: 1.0.0\nexecutor: http_client\n"
+         "config: {url: 'https://mcp.test/mcp'}\n"),
+        ("memory/knowledge/clouds.md", KNOWLEDGE.format("clouds")),
+        ("memory/preferences.yaml", "always_send: [memory_read]\n"),
+    ):  # fmt: skip
+        (user / place).parent.mkdir(parents=True, exist_ok=True)
+        (user / place).write_text(text)
+    log = tmp_path / "log"
+    words = ["--dev-bind", "/", "/", "--unshare-net", sys.executable, "-c", BOOT, str(log), "serve"]
+
+    async def started() -> set[str]:
+        server = StdioServerParameters(command="bwrap", args=words, env=variables())
+        async with Client(stdio_client(server)) as client:
+            return {tool.name for tool in (await client.list_tools()).tools}
+
+    assert "memory_read" in asyncio.run(started())
+    lines = [line.removeprefix(f"{user}/") for line in log.read_text().splitlines()]
+    steps = ["config.yaml", "providers", "tools", "memory/knowledge", "memory/preferences.yaml"]
+    assert sorted(steps, key=lines.index) == steps, lines
+    assert [line for line in lines if line.startswith("socket.")] == []

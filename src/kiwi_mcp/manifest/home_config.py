@@ -24,12 +24,12 @@ SKILL_FOLDERS = (".claude/skills", ".agents/skills")
 _SOURCES = (*DEFAULT_SOURCES, *SKILL_FOLDERS)
 _BUILT_IN = "builtin"
 _NOT_FOR_MEMORY = frozenset({".ai", ".cache", ".git"})
-_read: dict[str, tuple[OwnerStamp, Environment | InvalidManifest]] = {}
+_read: dict[str, tuple[OwnerStamp, HomeConfig | InvalidManifest]] = {}
 
 AuthMode = Literal["policy", "locked"]
 
 
-class Environment(Struct, frozen=True, forbid_unknown_fields=True):
+class HomeConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """What the owner chose for this machine; these fields are all that the file can have."""
 
     memory_root: str = ""
@@ -42,17 +42,17 @@ class Environment(Struct, frozen=True, forbid_unknown_fields=True):
     """The sources of items."""
 
 
-_DEFAULT = Environment()
-_FIELDS = Environment.__struct_fields__
+_DEFAULT = HomeConfig()
+_FIELDS = HomeConfig.__struct_fields__
 
 
-def environment(user: Path) -> Environment:
+def home_config(user: Path) -> HomeConfig:
     """Return the choices of a user space, read again only when the file changed; refuse one with a fault."""
     path = f"{user}/{FILE_NAME}"
     stamp, known = owner_stamp(path), _read.get(path)
     if known is None or known[0] != stamp:
         try:
-            found: Environment | InvalidManifest = _parsed(Path(path), user) if stamp else _DEFAULT
+            found: HomeConfig | InvalidManifest = _parsed(Path(path), user) if stamp else _DEFAULT
         except InvalidManifest as fault:
             found = fault
         known = _read[path] = stamp, found
@@ -61,17 +61,17 @@ def environment(user: Path) -> Environment:
     return known[1]
 
 
-def usable_environment(user: Path) -> Environment:
+def usable_config(user: Path) -> HomeConfig:
     """Return the choices of a user space; with a fault in the file the defaults, with which nothing runs."""
     try:
-        return environment(user)
+        return home_config(user)
     except InvalidManifest:  # the rights cannot be read then, and `kiwi doctor` shows what is wrong
         return _DEFAULT
 
 
 def memory_folder(user: Path) -> Path:
     """Return the folder with the memory; one that the owner chose has to be there."""
-    if not (chosen := environment(user).memory_root):
+    if not (chosen := home_config(user).memory_root):
         return user / "memory"
     if not Path(chosen).is_dir():
         raise Unavailable(
@@ -81,7 +81,7 @@ def memory_folder(user: Path) -> Path:
     return Path(chosen)
 
 
-def _parsed(path: Path, user: Path) -> Environment:
+def _parsed(path: Path, user: Path) -> HomeConfig:
     try:
         value = read_yaml(path.read_text(encoding="utf-8"), what=FILE_NAME).value
     except (OSError, UnicodeDecodeError) as error:
@@ -92,7 +92,7 @@ def _parsed(path: Path, user: Path) -> Environment:
         raise InvalidManifest(f"The owner's {FILE_NAME}", issues)
     if root := as_text(written.get("memory_root")):
         written = {**written, "memory_root": "" if _is_default(root, user) else _real(root)}
-    return convert(written, Environment)
+    return convert(written, HomeConfig)
 
 
 def _issues(value: Json, user: Path) -> Iterator[Issue]:
