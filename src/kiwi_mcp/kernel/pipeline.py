@@ -333,7 +333,7 @@ def refuse_denied(verdict: Verdict, tool: Tool) -> None:
         case Deny(reason=reason, rule=rule, grant=grant):
             raise PolicyDenied(
                 f"{tool.id!r} may not run: {reason}.",
-                suggestion="Ask the owner: the rule stands in the policy.yaml of the user space.",
+                suggestion="Ask the owner: the rule stands in policy.yaml or config.yaml of the user space.",
                 tool_id=tool.id,
                 rule=rule,
                 grant=grant,
