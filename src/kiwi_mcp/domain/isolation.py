@@ -83,6 +83,8 @@ class SandboxProfile(Struct, frozen=True):
     """Hosts that the owner granted although their addresses are not public; the others are reached at public ones."""
     has_sockets: bool = False
     """Whether its processes may make Unix sockets, as browsers do; no granted folder may contain one then."""
+    scratch: str = ""
+    """The writable folder that it shares with the other tools of its source; it is among `writable` too."""
     limits: ResourceLimits = field(default_factory=ResourceLimits)
     git_copies: tuple[tuple[str, str], ...] = ()
     """The git folders at the top of writable folders, each with the copy that it sees and may change instead."""

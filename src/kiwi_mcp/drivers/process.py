@@ -42,7 +42,8 @@ from kiwi_mcp.drivers.environments.installer import Installer, install_level
 from kiwi_mcp.drivers.environments.package_manager import PackageManager
 from kiwi_mcp.drivers.git_copy import git_copies
 from kiwi_mcp.drivers.output import NotJsonOutput, ParsedOutput, json_or_text, parse
-from kiwi_mcp.drivers.sandboxed import backend_for, open_sandbox
+from kiwi_mcp.drivers.sandboxed import Sandbox, backend_for, open_sandbox
+from kiwi_mcp.drivers.scratch import VARIABLE, have_scratch, refuse_unknown
 from kiwi_mcp.drivers.tool_calls import CLIENT, serving_calls
 from kiwi_mcp.manifest.runtime import RuntimeConfig, declared_env, runtime_config, seconds, texts
 from kiwi_mcp.manifest.templates import ABSENT, Values, defaulted, escape, placeholders, plain, render, variables
@@ -91,6 +92,8 @@ class Process:
             prepared["environment"] = environment.to_json()
         if frame.items:
             prepared["items"] = list(frame.items)
+        if "scratch" in tool.manifest.config:
+            prepared["scratch"] = tool.manifest.config["scratch"]
         if frame.is_compiled:
             prepared["build"] = bind_build(words, frame.facts, environment, frame.base).to_json()
         program, *arguments = frame.fixed or fill(frame.command, values)
@@ -139,6 +142,8 @@ class Process:
                 suggestion=f"Read it, then `kiwi sign {chain.tool.id}`.",
                 tool_id=chain.tool.id,
             )
+        if "scratch" in plan.facts:
+            refuse_unknown(chain, profile)
         try:
             await backend_for(profile, space)
         except IsolationUnavailable as refused:
@@ -189,10 +194,7 @@ class Process:
             folders.append(CLIENT)
         if "build" in plan.facts:
             folders.append(Build.from_json(as_object(plan.facts["build"])).folder)
-        try:
-            sandbox = await open_sandbox(profile, space, tuple(filter(None, folders)))
-        except IsolationUnavailable as refused:
-            raise with_remedy(refused, profile.provenance, chain.tool) from None
+        sandbox = await _sandbox_of(profile, plan, chain, space, tuple(filter(None, folders)))
         tool_files, runtime_files = frame.facts["tool.files"], frame.facts["runtime.files"]
         try:
             environment = await _install(plan, frame, caller.report) if "environment" in plan.facts else _NO_PACKAGES
@@ -205,6 +207,8 @@ class Process:
         except OSError as fault:
             raise _unwritable(space, fault) from fault
         spec = plan.spec
+        if scratch := sandbox.profile.scratch:
+            spec = replace(spec, env={**spec.env, VARIABLE: escape(scratch)})
         confirm = None
         if caller.journal is not None:  # a call of a thread: it has the same key whenever it is repeated
             confirm = caller.journal.confirm
@@ -221,6 +225,20 @@ class Process:
         if outcome.status == "error" and sandbox.profile.level in {"sandboxed", "restricted"}:
             outcome = _with_needs(outcome)
         return sandbox.tell(outcome, frame.asked)
+
+
+async def _sandbox_of(
+    profile: SandboxProfile, plan: Plan, chain: Chain, space: Space, folders: tuple[str, ...]
+) -> Sandbox:
+    """Return the sandbox of a profile, with more readable folders and, if its tool has one, the scratch folder."""
+    scratch, watch = have_scratch(chain, profile, space) if "scratch" in plan.facts else ("", None)
+    if scratch:
+        profile = replace(profile, writable=(*profile.writable, scratch), scratch=scratch)
+    try:
+        sandbox = await open_sandbox(profile, space, folders)
+    except IsolationUnavailable as refused:
+        raise with_remedy(refused, profile.provenance, chain.tool) from None
+    return replace(sandbox, scratch_watch=watch) if scratch else sandbox
 
 
 class Frame(Struct, frozen=True):

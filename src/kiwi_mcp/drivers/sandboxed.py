@@ -67,6 +67,8 @@ class Sandbox(Struct, frozen=True):
     """What its processes sent and received, as far as they reach the network through the proxy."""
     certificates: str = ""
     """The file of certificates that its processes trust; empty if they reach no host."""
+    scratch_watch: Callable[[], str] | None = None
+    """Watches the size of the scratch folder, if there is one."""
 
     async def run(
         self,
@@ -112,11 +114,9 @@ class Sandbox(Struct, frozen=True):
     def _watch_of(self, confined: Launch) -> Callable[[], str] | None:
         """Return what watches a process: the quota of the folders that it writes to, and its memory."""
         folders = (*self.profile.writable, *(copy for _, copy in self.profile.git_copies))
-        files = quota(folders, self.profile.limits) if folders else None
-        memory = confined.watch
-        if files is None or memory is None:
-            return files or memory
-        return lambda: memory() or files()
+        files = quota([folder for folder in folders if folder != self.profile.scratch], self.profile.limits)
+        watches = [watch for watch in (confined.watch, files, self.scratch_watch) if watch]
+        return (lambda: next(filter(None, (watch() for watch in watches)), "")) if watches else None
 
     @asynccontextmanager
     async def talking(
