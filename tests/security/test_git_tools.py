@@ -15,7 +15,7 @@ from kiwi_mcp.domain.json import as_object
 from kiwi_mcp.kernel import Answer
 
 Ask = Callable[..., Answer]
-pytestmark = [pytest.mark.case("TR-G02"), pytest.mark.usefixtures("sandbox", "processes")]
+pytestmark = [pytest.mark.case("TR-GIT"), pytest.mark.usefixtures("sandbox", "processes")]
 
 
 def git(folder: Path, *words: str) -> str:

@@ -139,7 +139,7 @@ def test_what_other_programs_obey_is_not_written(path: str, call: Call, project:
     assert call("files_write", path=".gitignore", content="build/\n")["bytes_written"] == 7
 
 
-@pytest.mark.case("TR-G01")
+@pytest.mark.case("TR-FILES")
 def test_no_path_or_link_leads_out_of_the_project(call: Call, project: Path, tmp_path: Path) -> None:
     permit(project, "files_*")
     outside = tmp_path / "outside"
@@ -160,7 +160,7 @@ def test_no_path_or_link_leads_out_of_the_project(call: Call, project: Path, tmp
     assert (outside / "secret.md").read_text() == "SECRET"
 
 
-@pytest.mark.case("TR-G01")
+@pytest.mark.case("TR-FILES")
 def test_what_the_owner_denies_is_neither_read_nor_shown_in_a_plan(call: Call, project: Path, home: Path) -> None:
     permit(project, "files_*")
     (project / "private").mkdir()
