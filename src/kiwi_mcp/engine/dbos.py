@@ -61,6 +61,7 @@ class DbosEngine:
             "executor_id": process,
             "serializer": DBOSPortableJSONSerializer(),  # the default would unpickle what it reads
             "use_listen_notify": False,
+            "notification_listener_polling_interval_sec": 0.2,  # nothing is sent; it is how long closing takes
             "max_executor_threads": 32,
             "log_level": "CRITICAL",
         }

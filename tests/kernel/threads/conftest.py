@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,16 @@ from tests.plugins.scripted_model import ScriptedModel
 
 from kiwi_mcp.domain.calls import NO_CALLER, Caller
 from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.engine.inline import Engine, InlineEngine, S
 from kiwi_mcp.kernel import Answer, Kernel
-from kiwi_mcp.kernel.threads import wake
+from kiwi_mcp.kernel.threads import runner, wake
+from kiwi_mcp.kernel.threads.worker import open_engine
 from kiwi_mcp.kernel.verbs import schedule, thread
+
+ENGINE = os.environ.get("KIWI_TEST_ENGINE", "")
+"""The engine that the threads of a test use, inline if it is empty; set by `test_engines.py`."""
+if ENGINE:
+    import_module(ENGINE)  # its import starts a process, which not every test may
 
 DIRECTIVE = """# {name}
 
@@ -105,6 +114,31 @@ class Agents:
             assert not answer.is_error, answer.content
 
 
+class FirstUse:
+    """An engine that is opened when a thread first runs: a test may name another store before that."""
+
+    def __init__(self, name: str, kernel: Kernel) -> None:
+        self._name = name
+        self._store = kernel._services.store
+        self._opened: Engine | None = None
+
+    async def run_to_wait(self, advance: Callable[[], Awaitable[S]], thread_id: str, lease: int) -> S:
+        if self._opened is None:
+            settings = self._store.settings
+            process = self._store.kernel_lock.name()
+            self._opened = open_engine(self._name, settings.url, settings.actor.name, process)
+        return await self._opened.run_to_wait(advance, thread_id, lease)
+
+    async def sweep(self, live: Collection[str]) -> None:
+        if self._opened is not None:
+            await self._opened.sweep(live)
+
+    async def aclose(self) -> None:
+        if self._opened is not None:
+            await self._opened.aclose()
+            self._opened = None
+
+
 @pytest.fixture
 async def agents(
     home: Path, project: Path, scripted_model: ScriptedModel, monkeypatch: pytest.MonkeyPatch, anyio_backend: str
@@ -116,6 +150,9 @@ async def agents(
     (user / "tools").mkdir(parents=True, exist_ok=True)
     write_provider(user, scripted_model, "openai_chat")
     kernel = Kernel(project, user=user)
+    if ENGINE:  # a process has one DBOS, so further kernels run threads inline
+        engines = iter([FirstUse(ENGINE, kernel)])
+        monkeypatch.setattr(runner, "InlineEngine", lambda: next(engines, None) or InlineEngine())
     yield Agents(project, user, scripted_model, kernel)
     await kernel.aclose()
 

@@ -260,23 +260,41 @@ async def test_a_thread_and_its_children_survive_kills(siege: Siege) -> None:
     assert siege.killed["up"], siege.killed
 
 
+async def stop_past_the_lease(siege: Siege, victim: str) -> bool:
+    """Stop a process, let a worker finish its threads, and let it continue; return whether any were left then."""
+    agents, database = siege.agents, siege.agents.kernel._services.store.registry().database
+    if victim == "worker":
+        await agents.call("thread", action="start", item_id="lead", inputs={"topic": siege.next_topic()})
+    seen = len(agents.model.requests) + siege.chance.randint(0, 4)
+    process = getattr(siege, f"start_{victim}")()
+    await asyncio.to_thread(siege.wait_for_requests, seen, process, 60)
+    await asyncio.sleep(siege.chance.random() * 0.3)
+    process.send_signal(signal.SIGSTOP)
+    with database.transaction() as transaction:  # as if it had been silent for 15 seconds
+        transaction.write("update threads set beat_at = 0", ())
+        transaction.write("update workers set beat_at = 0", ())
+    was_under_way = siege.under_way()
+    await siege.finish()
+    before = {effect: siege.lines(effect) for effect in EFFECTS}
+    process.send_signal(signal.SIGCONT)
+    await asyncio.to_thread(process.wait, 60)
+    assert {effect: siege.lines(effect) for effect in EFFECTS} == before
+    return was_under_way
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("siege", ["sqlite-dbos", "postgres-inline"], indirect=True)
+async def test_a_worker_that_was_stopped_past_its_lease_begins_no_effect(siege: Siege) -> None:
+    assert await stop_past_the_lease(siege, "worker")
+    await siege.check()
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1_800)
-async def test_a_process_that_was_stopped_past_its_lease_begins_no_effect(siege: Siege) -> None:
-    agents, database = siege.agents, siege.agents.kernel._services.store.registry().database
-    for number in range(10):
-        seen = len(agents.model.requests) + siege.chance.randint(0, 4)
-        process = siege.popen("thread", "start", "lead", "--wait", "--input", f"topic=children {number}")
-        await asyncio.to_thread(siege.wait_for_requests, seen, process, 60)
-        await asyncio.sleep(siege.chance.random() * 0.3)
-        process.send_signal(signal.SIGSTOP)
-        with database.transaction() as transaction:  # as if it had been silent for 15 seconds
-            transaction.write("update threads set beat_at = 0", ())
-        await siege.finish()
-        before = {effect: siege.lines(effect) for effect in EFFECTS}
-        process.send_signal(signal.SIGCONT)
-        await asyncio.to_thread(process.wait, 60)
-        assert {effect: siege.lines(effect) for effect in EFFECTS} == before, number
+async def test_ten_processes_that_were_stopped_past_their_leases_begin_no_effect(siege: Siege) -> None:
+    stopped = 0
+    while stopped < 10:
+        stopped += await stop_past_the_lease(siege, ("thread", "worker")[stopped % 2])
     siege.write_journals()
     await siege.check()
 
