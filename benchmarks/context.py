@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +91,7 @@ def _measured(folder: Path, count: int) -> Row:
     listing.write_text(json.dumps(tools), encoding="utf-8")
     added = [KIWI, "mcp", "add", "many", "--", *STARTED, "--listing", str(listing)]
     subprocess.run(added, cwd=place.project, env=place.environment, capture_output=True, check=True, timeout=_PATIENCE)
-    with _talking(place) as (greeting, listed, tell):
+    with talking([KIWI, "serve", "--project", str(place.project)], place.environment) as (greeting, listed, tell):
         _wait_for_words(tell)
         turns = [_dialogue(tell, need) for need in _NEEDS]
     search, load, call = (_mean(costs) for costs in zip(*turns, strict=True))
@@ -158,14 +159,16 @@ def _mean(costs: Sequence[TokenCost]) -> TokenCost:
 
 
 @contextmanager
-def _talking(place: Place) -> Iterator[tuple[dict[str, Any], dict[str, Any], Tell]]:
-    """Give a server's greeting and its list of tools, and the way to call one."""
+def talking(
+    command: Sequence[str], environment: Mapping[str, str], *, seconds: float = _PATIENCE
+) -> Iterator[tuple[dict[str, Any], dict[str, Any], Tell]]:
+    """Give a server's greeting and its list of tools, and the way to call one; it is stopped after some seconds."""
     with subprocess.Popen(
-        [KIWI, "serve", "--project", str(place.project)],
+        command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=place.environment,
+        env=environment,
         text=True,
     ) as process:
         assert process.stdin is not None
@@ -188,10 +191,13 @@ def _talking(place: Place) -> Iterator[tuple[dict[str, Any], dict[str, Any], Tel
                 raise RuntimeError(result)
             return result
 
+        stop = threading.Timer(seconds, process.kill)
+        stop.start()
         try:
             greeting, _, listed = (ask(message) for message in HANDSHAKE)
             yield greeting, listed, tell
         finally:
+            stop.cancel()
             process.kill()
 
 

@@ -180,6 +180,7 @@ case "${1:-}" in
     ;;
   --bench)
     offer_sandbox
+    install_others mcp .venv/mcp-servers
     install_others bench .venv/bench
     ;;
   --docs) install_others docs .venv/docs ;;
