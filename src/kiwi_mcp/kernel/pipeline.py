@@ -45,6 +45,7 @@ from kiwi_mcp.primitives.secrets.redaction import redacted, without_secrets
 from kiwi_mcp.store.rates import Rates
 
 NO_SECRETS: Mapping[str, str] = MappingProxyType({})
+_NO_CHECKPOINT = nullcontext()
 _MOST_OFFERED = 3
 """How many items of a server an error names, where the server itself was called."""
 Rule: TypeAlias = Callable[[Run], None]
@@ -56,7 +57,7 @@ Gate: TypeAlias = Callable[[Run, Context], Awaitable[None]]
 async def run(call: Call, context: Context, record: CallRecord | None) -> Run:
     """Resolve, accept, prepare, bind, pass every gate, begin, drive, redact, record: in this order, once per call."""
     services, caller = context.services, context.caller
-    async with services.recorder.run(call, services.runs_or_error(caller), record, caller.journal) as run:
+    async with Run(call, services.runs_or_error(caller), services.recorder, record, caller.journal) as run:
         bind(run, context)  # 1 to 7
         try:
             for rule in RULES:
@@ -75,7 +76,7 @@ async def run(call: Call, context: Context, record: CallRecord | None) -> Run:
             run.checkpoint = await guard_of(  # 16 asked for and impossible: refused
                 call.space, mode, run.chain, run.plan, run.id, is_asked=call.has_checkpoint
             )
-        async with run.checkpoint or nullcontext():
+        async with run.checkpoint or _NO_CHECKPOINT:
             # 20 A caller that is given text from outside may ask for later calls because of it, also if the tool fails.
             if returns_untrusted_text(run.plan, run.chain):
                 services.tainted_callers.add(caller.reader)

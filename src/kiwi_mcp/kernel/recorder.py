@@ -7,12 +7,13 @@ import json
 import re
 import time
 from asyncio import CancelledError, to_thread
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
+from typing import Self
 
 from msgspec import Struct, field
 from msgspec.structs import asdict, replace
@@ -402,22 +403,6 @@ class Recorder:
             action, payload, self._surface, self._store.audit_level, needs_receipt, has_run=action == "run"
         )
 
-    @asynccontextmanager
-    async def run(
-        self, call: Call, runs: Runs | KiwiError, record: CallRecord | None, journal: CallJournal | None
-    ) -> AsyncIterator[Run]:
-        """Yield the run of a call, which is recorded however it ends; `runs` may be why it cannot be."""
-        run = Run(call, runs, self, record, journal)
-        self.writer.under_way += 1
-        try:
-            yield run
-        except BaseException as error:  # a call that gave no outcome; that this fails must not hide the error itself
-            if not run.is_finished:
-                await run.record_ending(error)
-            raise
-        finally:
-            self.writer.under_way -= 1
-
     def sketch(self, call: Call) -> Run:
         """Return a run that is planned and judged, and never begun or recorded."""
         return Run(call, _SKETCH, self, None, None)
@@ -506,7 +491,10 @@ _SKETCH = StoreUnavailable("A plan that is only shown is not recorded.", suggest
 
 
 class Run:
-    """One call of one item on its way through the pipeline: what it became, and what is recorded of it."""
+    """One call of one item on its way through the pipeline: what it became, and what is recorded of it.
+
+    As a block it is recorded however it ends; `runs` may be why it cannot be.
+    """
 
     prepared: Prepared
     chain: Chain
@@ -549,6 +537,17 @@ class Run:
         self._began = time.monotonic()
         new_id, self._started_at = new_run(time.time_ns() // 1_000_000)
         self.id = call.run_id or new_id
+
+    async def __aenter__(self) -> Self:
+        self._recorder.writer.under_way += 1
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if error is not None and not self.is_finished:  # it gave no outcome; that is recorded, and the error raised
+                await self.record_ending(error)
+        finally:
+            self._recorder.writer.under_way -= 1
 
     @property
     def warnings(self) -> tuple[str, ...]:
