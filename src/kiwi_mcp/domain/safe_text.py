@@ -23,6 +23,8 @@ def strip_controls(text: str) -> str:
 
 def escape_controls(text: str) -> str:
     """Return a text in which control characters and invisible characters are written as their codes."""
+    if text.isascii() and text.isprintable():  # as most lines are, and compiling the pattern takes a while
+        return text
     return _CONTROL.sub(_code, text.replace("\r\n", "\n"))
 
 

@@ -22,7 +22,7 @@ class Data(msgspec.Struct, frozen=True):
 
 
 class TableRow(msgspec.Struct, frozen=True):
-    """A line of a table, cut at the width of a terminal; forms of the words in `bold` are highlighted."""
+    """A line of a table, cut at the width of a terminal; the words in `bold` are highlighted."""
 
     text: str
     bold: tuple[str, ...] = ()

@@ -158,10 +158,10 @@ _INTERPRETER = lazy_pattern(
     r"(?:python|pypy)[\d.]*|node|nodejs|deno|bun|tsx|ts-node|ruby|perl|php|java|dotnet|lua|Rscript|uv|(?:ba|da|k|z)?sh"
 )
 _CODE = (
-    (re.compile(r"(?:ba|da|k|z)?sh"), re.compile(r"-[A-Za-z]*c[A-Za-z]*")),
-    (re.compile(r"(?:python|pypy)[\d.]*|uv"), re.compile(r"-[bBdEiIOPqsSuvx]*[cm].*", re.DOTALL)),
-    (re.compile(r"php"), re.compile(r"-[rBRE].*", re.DOTALL)),
-    (re.compile(r".+"), re.compile(r"-[A-Za-z]{0,3}[ceEmp]|-[ceEm].+|--(?:eval|print)(?:=.*)?", re.DOTALL)),
+    (lazy_pattern(r"(?:ba|da|k|z)?sh"), lazy_pattern(r"-[A-Za-z]*c[A-Za-z]*")),
+    (lazy_pattern(r"(?:python|pypy)[\d.]*|uv"), lazy_pattern(r"-[bBdEiIOPqsSuvx]*[cm].*", re.DOTALL)),
+    (lazy_pattern(r"php"), lazy_pattern(r"-[rBRE].*", re.DOTALL)),
+    (lazy_pattern(r".+"), lazy_pattern(r"-[A-Za-z]{0,3}[ceEmp]|-[ceEm].+|--(?:eval|print)(?:=.*)?", re.DOTALL)),
 )
 """By program, the options that are followed by code or a module name: no argument is the script file then."""
 

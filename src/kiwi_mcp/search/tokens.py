@@ -97,6 +97,15 @@ def stem(word: str) -> str:
     return str(_stemmer().stemWord(_ISE.sub(r"iz\1", word)))
 
 
+_RUN = lazy_pattern(r"[^\W_]+")
+
+
+def forms_in(text: str, wanted: Collection[str]) -> tuple[str, ...]:
+    """Return the words of a text, as they are written there, that are forms of some words."""
+    stems = {stem(word) for word in wanted}
+    return tuple(word for word in _RUN.findall(text) if stem(word.lower()) in stems)
+
+
 def _stemmer() -> Stemmer.Stemmer:
     # A stemmer must not be used by two threads at once.
     if not hasattr(_own, "stemmer"):

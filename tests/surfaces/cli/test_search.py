@@ -20,6 +20,7 @@ from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.kernel.verbs import load_verb
 from kiwi_mcp.kernel.verbs import search as search_verb
 from kiwi_mcp.search.port import Floats
+from kiwi_mcp.search.tokens import forms_in
 from kiwi_mcp.surfaces.cli import session
 from kiwi_mcp.surfaces.cli.screen import Screen, strong
 
@@ -114,7 +115,8 @@ def test_parts_meaning_memory_weakness_and_progress_are_explained(capsys: pytest
 
 
 def test_matching_words_are_highlighted_on_a_terminal_in_any_form() -> None:
-    assert strong("Sends send_mail to a tree", ["send", "mails"]) == (
+    text = "Sends send_mail to a tree"
+    assert strong(text, forms_in(text, ["send", "mails"])) == (
         "\x1b[1mSends\x1b[0m \x1b[1msend\x1b[0m_\x1b[1mmail\x1b[0m to a tree"
     )
     assert strong("Sends mail", []) == "Sends mail"

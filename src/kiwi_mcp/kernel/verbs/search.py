@@ -36,7 +36,7 @@ from kiwi_mcp.search.port import Encoder, Filter, Hit, MatchReason, PublishedIte
 from kiwi_mcp.search.query import CardPool, ParsedQuery
 from kiwi_mcp.search.ranking import RankedHits, near_misses, rank
 from kiwi_mcp.search.recall import RecallMatches
-from kiwi_mcp.search.tokens import words
+from kiwi_mcp.search.tokens import forms_in, words
 from kiwi_mcp.store.search_index.feature_cache import FeatureCache
 
 SOURCES: Mapping[str, tuple[Source, ...]] = MappingProxyType(
@@ -164,7 +164,8 @@ def _view(response: SearchResponse) -> Iterator[ViewItem]:
     width = max((len(one.typed_name) for one in response.results), default=0)
     for one in response.results:
         kind, text = f"{one.source}/{one.tool_type}", first_sentence(one.description)
-        yield TableRow(f"{one.typed_name.ljust(width)}  {kind:<18} {text_of(one.score):<6}  {text}", one.why)
+        row = f"{one.typed_name.ljust(width)}  {kind:<18} {text_of(one.score):<6}  {text}"
+        yield TableRow(row, forms_in(row, one.why))
         if reasons := "; ".join(_reasons(one, response.parts)):
             yield TableRow(f"    {reasons}")
     yield from warning_rows([*response.warnings, *(file.message for file in response.broken)])

@@ -16,13 +16,14 @@ from msgspec.structs import replace
 import kiwi_mcp.data
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_list, as_text, text_of
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.formats import is_node_requirement, is_python_requirement
 from kiwi_mcp.manifest.yaml import read_yaml
 
-_OPERATOR = re.compile(r"[|&;<>`\n]|\$\(|\$\w")
-_ROOTED = re.compile(r"[/~\"']|[A-Za-z]:[\\/]|\\\\")
-_ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-_WINDOWS_SUFFIX = re.compile(r"\.(?:cmd|exe|bat|ps1)$", re.IGNORECASE)
+_OPERATOR = lazy_pattern(r"[|&;<>`\n]|\$\(|\$\w")
+_ROOTED = lazy_pattern(r"[/~\"']|[A-Za-z]:[\\/]|\\\\")
+_ASSIGNED = lazy_pattern(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_WINDOWS_SUFFIX = lazy_pattern(r"\.(?:cmd|exe|bat|ps1)$", re.IGNORECASE)
 _SHELLS = frozenset({"sh", "bash", "zsh", "dash", "ksh"})
 _FETCHERS: Mapping[str, tuple[str, ...]] = {
     "npx": (), "bunx": (), "pnpx": (), "uvx": (), "pnpm": ("dlx",), "yarn": ("dlx",), "npm": ("exec",),
@@ -35,11 +36,11 @@ _TAKES_WORD = frozenset({
     "-e", "--env", "-v", "--volume", "--mount", "--network", "--name", "-w", "--workdir", "-u", "--user", "--env-file",
 })  # fmt: skip
 _NAMES_PACKAGE = frozenset({"-p", "--package", "--from"})
-_PINNED = re.compile(r".+(?:@v?|==)[0-9]+(?:\.[0-9]+)+[\w.+-]*|.+@sha256:[0-9a-f]{64}|(?:\.{0,2}/|[A-Za-z]:[\\/]).*")
-_PINNED_IMAGE = re.compile(r".+@sha256:[0-9a-f]{64}|.+:v?[0-9]+(?:\.[0-9]+)+[\w.-]*")
+_PINNED = lazy_pattern(r".+(?:@v?|==)[0-9]+(?:\.[0-9]+)+[\w.+-]*|.+@sha256:[0-9a-f]{64}|(?:\.{0,2}/|[A-Za-z]:[\\/]).*")
+_PINNED_IMAGE = lazy_pattern(r".+@sha256:[0-9a-f]{64}|.+:v?[0-9]+(?:\.[0-9]+)+[\w.-]*")
 _KIWI = frozenset({"kiwi", "kiwi-mcp", "kiwi_mcp"})
-_TAGGED = re.compile(r"(?:@[a-z0-9][a-z0-9._-]*/)?[a-z0-9][a-z0-9._-]*@[a-z][a-z0-9-]*")
-_VERSION = re.compile(r"([^@]+?)@(?:v?([0-9][\w.!+-]*)|latest)")
+_TAGGED = lazy_pattern(r"(?:@[a-z0-9][a-z0-9._-]*/)?[a-z0-9][a-z0-9._-]*@[a-z][a-z0-9-]*")
+_VERSION = lazy_pattern(r"([^@]+?)@(?:v?([0-9][\w.!+-]*)|latest)")
 _QUIET = frozenset({"-y", "--yes", "-q", "--quiet", "--silent", "--prefer-offline", "--no-install", "--no-cache"})
 _QUIET |= {"-n", "--refresh", "--isolated", "-U", "--upgrade", "--offline", "--no-progress", "--"}
 
@@ -228,8 +229,8 @@ def _requirement(kind: str, text: str) -> str:
     return text if is_python_requirement(text) else ""
 
 
-_PACKAGE_VERSION = re.compile(r"(?<=.)@.*|\s*(?:\[|[=<>!~]=|[<>]).*")
-_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"]+", re.IGNORECASE)
+_PACKAGE_VERSION = lazy_pattern(r"(?<=.)@.*|\s*(?:\[|[=<>!~]=|[<>]).*")
+_ADDRESS = lazy_pattern(r"[a-z][a-z0-9+.-]*://[^\s'\"]+", re.IGNORECASE)
 _PORTS: Mapping[str, int] = {
     "postgres": 5432, "postgresql": 5432, "redis": 6379, "rediss": 6379, "mongodb": 27017, "mysql": 3306,
 }  # fmt: skip

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from shutil import get_terminal_size
 
 from msgspec import Struct
@@ -25,7 +25,6 @@ from kiwi_mcp.kernel.view import (
     message_items,
     warning_rows,
 )
-from kiwi_mcp.search.tokens import stem
 
 _WORD = lazy_pattern(r"[^\W_]+")
 _MARK = lazy_pattern(r"^( *)(✓|!|✗|error:|warning:|hint:)(?= )", re.MULTILINE)
@@ -43,8 +42,8 @@ class Screen(Struct, frozen=True):
         sys.stdout.write((coloured(escape_controls(text)) if is_shown else text) + "\n")
         sys.stdout.flush()
 
-    def line(self, text: str, marks: Iterable[str] = ()) -> None:
-        """Write a line of a table; cut what does not fit the terminal, and highlight forms of the marked words."""
+    def line(self, text: str, marks: Collection[str] = ()) -> None:
+        """Write a line of a table; cut what does not fit the terminal, and highlight the marked words."""
         if not sys.stdout.isatty():
             self.data(text)
             return
@@ -77,10 +76,9 @@ def fitted(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: max(width - 1, 0)].rstrip()}…"
 
 
-def strong(text: str, marks: Iterable[str]) -> str:
-    """Return a text with some words highlighted on a terminal, in any form they are written."""
-    stems = {stem(word) for word in marks}
-    return _WORD.sub(lambda one: f"\x1b[1m{one[0]}\x1b[0m" if stem(one[0].lower()) in stems else one[0], text)
+def strong(text: str, marks: Collection[str]) -> str:
+    """Return a text with some words highlighted on a terminal."""
+    return _WORD.sub(lambda one: f"\x1b[1m{one[0]}\x1b[0m" if one[0] in marks else one[0], text) if marks else text
 
 
 def coloured(text: str) -> str:
