@@ -361,7 +361,6 @@ def append_in(
     transaction: Transaction, thread: Thread, events: Sequence[NewEvent], changes: ThreadChanges | None = None
 ) -> AppendedEvents:
     """Append events inside a transaction, under the lease, behind the last event: parallel calls append as well."""
-    thread = _latest(transaction, thread)
     at = max(now_ms(), thread.updated_at)
     made = _projection(transaction, thread, changes, at) if changes is not None else _Projection({}, {}, {}, {})
     values = made.sets
@@ -458,6 +457,8 @@ def _append(
         f" returning {', '.join(_MOVING)}",
         (*values, thread.id, thread.lease, thread.seq),
     )
+    if not found and (latest := _latest(transaction, thread)).seq > thread.seq:  # a parallel call was first
+        return _append(transaction, latest, events, made, max(at, latest.updated_at))
     if not found:
         ended = transaction.read("select status from threads where id = ? and ended_at > 0", (thread.id,))
         raise ThreadEnded(thread.id, str(ended[0][0])) if ended else LeaseLost(thread.id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 
 from msgspec import to_builtins
@@ -33,11 +34,15 @@ async def make_call(work: ThreadWork, call: ToolCallPart) -> WaitReason | Stoppe
         await note_result(work, call, *settled)
         return ""
     try:
-        async with work.changing_files(payload):
-            answer = await work.services.dispatch(verb, payload, work.caller(call))
+        lock = await work.take_turn(payload)
     except Unavailable as busy:
         await note_result(work, call, "unavailable", failed_result(call, busy.message))
         return ""
+    try:
+        answer = await work.services.dispatch(verb, payload, work.caller(call))
+    finally:
+        if lock is not None:
+            os.close(lock)
     if is_waiting(answer):
         return await _wait(work, call, answer)
     await work.sync()

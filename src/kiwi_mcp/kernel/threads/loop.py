@@ -200,7 +200,10 @@ async def make_calls(work: ThreadWork) -> Step:
 
     try:
         async with asyncio.timeout(max(0.0, work.thread.limits.seconds - work.seconds())):
-            waits = await asyncio.gather(*map(make, calls[:left]))
+            if len(calls) == 1 and left:  # most replies make one call, which needs no task of its own
+                waits = [await make_call(work, calls[0])]
+            else:
+                waits = await asyncio.gather(*map(make, calls[:left]))
     except TimeoutError:
         await work.sync()
         return await at_limit(work, "duration")

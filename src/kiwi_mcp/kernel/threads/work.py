@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
 from functools import partial, reduce
 from hashlib import sha256
 from typing import Literal, Protocol, TypeVar, cast
@@ -260,20 +259,18 @@ class ThreadWork:
         tools = len(msgspec.json.encode((*start.tools, *state.loaded)))
         return state.new_bytes + len(start.system.encode()) + tools
 
-    @asynccontextmanager
-    async def changing_files(self, payload: JsonObject) -> AsyncIterator[None]:
-        """Let a call that changes files of the project run alone: those of all threads, in every process, take turns.
+    async def take_turn(self, payload: JsonObject) -> int | None:
+        """Wait until a call that changes files of the project may run, and return its lock, for the caller to close.
 
-        A call that starts a thread takes no turn, so that the calls of that thread can.
+        Those of all threads, in every process, take turns. A call that starts a thread takes none, so that the calls of
+        that thread can.
         """
         try:
             manifest = self.catalog.find(as_text(payload.get("item_id"))).manifest
         except KiwiError:  # the call itself says why
-            manifest = None
-        is_tool = manifest and not manifest.config.get("directive") and payload.get("mode") != "thread"
-        if manifest is None or not manifest.mutates_state or not is_tool:
-            yield
-            return
+            return None
+        if not manifest.mutates_state or manifest.config.get("directive") or payload.get("mode") == "thread":
+            return None
         name = sha256(str(self.catalog.space.project).encode()).hexdigest()[:32]
         path = self.services.user / "state" / "projects" / f"{name}.lock"
         until = time.monotonic() + _TURN_SECONDS
@@ -281,10 +278,7 @@ class ThreadWork:
             if time.monotonic() > until:
                 raise Unavailable("Another thread is changing this project.", suggestion="Try it again later.")
             await asyncio.sleep(_TURN_POLL)
-        try:
-            yield
-        finally:
-            os.close(lock)
+        return lock
 
     async def sync(self) -> None:
         """Read what was appended since, and add it to the state."""
