@@ -192,6 +192,7 @@ def test_workers_on_two_machines_share_the_queue_over_a_unix_socket(
 @ENGINES
 @pytest.mark.soak
 @pytest.mark.timeout(900)
+@pytest.mark.req("K-TH-07")
 def test_more_workers_do_more_work_and_take_no_more_time_of_the_processor_for_it(shared: str, engine: str) -> None:
     rates, costs = dict[int, float](), dict[int, float]()
     for count in (1, 2, 4):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from tests.kernel.threads.conftest import Agents
@@ -218,3 +222,48 @@ async def test_a_tree_is_cancelled_from_any_of_its_threads_and_can_be_erased(age
     assert not transcript.exists()
     assert all(event.keys() == {"seq", "at", "kind"} for event in shown["events"])
     assert (await agents.read("thread", action="verify", thread_id=root["thread_id"]))["valid"] is True
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("processes", "loopback")
+@pytest.mark.parametrize("engine", ["inline", "dbos"])
+@pytest.mark.parametrize("store", ["sqlite", "postgres"])
+async def test_a_thousand_waiting_threads_cost_an_idle_worker_less_than_two_hundredths_of_a_core(
+    agents: Agents, request: pytest.FixtureRequest, store: str, engine: str
+) -> None:
+    if store == "postgres":
+        (agents.user / "registry.yaml").write_text(f"url: {request.getfixturevalue('postgres_url')}\n")
+    agents.directive("unsigned", folder=agents.project / ".ai")
+    for _ in range(500):
+        assert (await agents.read("thread", action="start", item_id="unsigned"))["waits_for"] == "start"
+    agents.directive("study")
+    await agents.sign("study")
+    for _ in range(500):
+        made = await agents.read("thread", action="start", item_id="study", conversation=True)
+        assert made["waits_for"] == "message", made
+    share = await asyncio.to_thread(idle_share, agents, engine)
+    sys.stderr.write(f"\n{engine} on {store}: {share:.2%} of a core\n")
+    assert share < 0.02
+    assert agents.model.requests == []
+
+
+def idle_share(agents: Agents, engine: str) -> float:
+    """Return how much of a core a worker uses that has nothing to do."""
+    worker = subprocess.Popen([sys.executable, "-m", "kiwi_mcp", "worker", "--engine", engine], cwd=agents.project)
+    try:
+        while not agents.kernel._services.store.registry().database.read("select 1 from workers"):
+            time.sleep(0.1)
+        time.sleep(5)  # the first look reads every journal
+        seconds, ticks = time.monotonic(), cpu_ticks(worker.pid)
+        time.sleep(30)
+        return (cpu_ticks(worker.pid) - ticks) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - seconds)
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+def cpu_ticks(pid: int) -> int:
+    """Return how long a process used the processor."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
