@@ -166,7 +166,12 @@ def test_what_the_owner_denies_is_neither_read_nor_shown_in_a_plan(call: Call, p
     (project / "private").mkdir()
     (project / "private" / "a.md").write_text("SECRET")
     (project / "b.md").write_text("open")
-    (home / ".ai" / "policy.yaml").write_text("files: {read: {deny: ['private/**']}}\n")
+    policy = "files: {read: {deny: ['private/**']}, write: {deny: ['fixed/**']}}\n"
+    (home / ".ai" / "policy.yaml").write_text(policy)
+    (project / "fixed").mkdir()
+    (project / "fixed" / "a.md").write_text("a")
+    assert "permission_denied" in call("files_write", path="fixed/a.md", content="x")["message"]
+    assert call("files_read", path="fixed/a.md")["content"] == "a"
     assert call("files_read", path="b.md")["content"] == "open"
     for action, words in (("read", {}), ("edit", {"find": "SECRET", "replace": "x"}), ("write", {"content": "x"})):
         answer = call(f"files_{action}", path="private/a.md", **words)
@@ -174,6 +179,29 @@ def test_what_the_owner_denies_is_neither_read_nor_shown_in_a_plan(call: Call, p
         assert answer["code"] in {"not_permitted", "execution_failed"}, answer
     assert call("files_search", query="secret")["matches"] == []
     assert (project / "private" / "a.md").read_text() == "SECRET"
+
+
+def test_many_calls_at_once_are_all_made(project: Path) -> None:
+    permit(project, "files_*", "git_*")
+    git(project, "init", "-q", "-b", "main")
+    (project / ".git" / "info" / "exclude").write_text(".ai\n")
+    (project / "a.md").write_text("a")
+
+    async def story() -> list[Content]:
+        kernel = Kernel(project)
+        calls: list[tuple[str, Content]] = [
+            *(("files_write", {"path": f"notes/{number}.md", "content": str(number)}) for number in range(6)),
+            *(("files_read", {"path": "a.md"}), ("git_status", {}), ("files_search", {"query": "a"})) * 2,
+            ("git_commit", {"message": "a", "paths": ["a.md"]}),
+        ]
+        requests: Any = [{"item_id": item, "parameters": words} for item, words in calls]
+        answers = await asyncio.gather(*(kernel.call("execute", request, MODEL) for request in requests))
+        await kernel.aclose()
+        return [dict(answer.content) for answer in answers]
+
+    assert [answer.get("message") for answer in asyncio.run(story()) if answer.get("status") != "success"] == []
+    assert sorted(path.name for path in (project / "notes").iterdir()) == [f"{number}.md" for number in range(6)]
+    assert git(project, "show", "--format=", "--name-only") == "a.md\n"
 
 
 def test_a_repository_is_made_and_files_are_committed_in_the_name_of_the_owner(
@@ -240,8 +268,10 @@ def test_a_commit_has_no_secrets_and_loses_no_hidden_file(call: Call, project: P
     (project / "private" / "a.md").write_text("SECRET=2\n")
     (project / ".env.local").write_text("SECRET=2\n")
     assert call("git_status")["changes"] == [{"path": "open.md", "unstaged": "changed"}]
+    (project / "id_rsa").write_text("SECRET=2\n")
     assert call("git_diff")["diff"].count("SECRET") == 1
-    assert call("git_commit", message="second")["files"] == ["open.md"]
+    made = call("git_commit", message="second")
+    assert (made["files"], made["left_out"]) == (["open.md"], ["id_rsa"])
     assert git(project, "show", "--format=", "--name-only").split() == ["open.md"]
 
 
@@ -266,7 +296,9 @@ def test_a_file_in_conflict_is_not_committed(call: Call, project: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError):
         git(project, "merge", "-q", "topic")
     assert {"path": "a.md", "staged": "in conflict", "unstaged": "in conflict"} in call("git_status")["changes"]
-    assert "conflict" in call("git_commit", message="x")["message"]
+    assert "a merge or a rebase is under way" in call("git_commit", message="x")["message"]
+    (project / ".git" / "MERGE_HEAD").unlink()
+    assert "'a.md' is in conflict" in call("git_commit", message="x")["message"]
     assert git(project, "log", "-1", "--format=%s") == "three\n"
 
 

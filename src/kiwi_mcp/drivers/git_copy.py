@@ -35,6 +35,8 @@ _ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _MOST_BYTES, _MOST_FILES = 256_000_000, 100_000
 _DEEPEST = 64
 _GITLINK = b"160000"
+_UNDER_WAY = ("MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "rebase-merge", "rebase-apply")
+"""What git has while the next commit would have a meaning that the copy does not know of."""
 _PLAIN = ("shallow", "info/exclude", "info/attributes")
 """Files of the owner's that say what there is and what to ignore, and name no program."""
 
@@ -87,11 +89,12 @@ class GitCopy:
 
     @classmethod
     async def make(cls, git: str, home: Path) -> GitCopy | None:
-        """Return a copy of a git folder; None where git does not work there, or only some files are checked out."""
+        """Return a copy of a git folder; None where git does not work, a merge is under way, or files are left out."""
         copy = cls(git, home)
         try:
             settings = await copy._settings()
-            if settings.get("core.sparsecheckout") == "true":
+            is_under_way = any(os.path.lexists(f"{git}/{name}") for name in _UNDER_WAY)
+            if settings.get("core.sparsecheckout") == "true" or is_under_way:
                 return None
             await asyncio.to_thread(copy._create, settings, await copy._ask("rev-parse", "--show-object-format"))
             await copy._lay(await copy._real())

@@ -4,6 +4,7 @@ It runs in a sandbox that has the project's folder and nothing else of the owner
 folder: every part is opened relative to the one before it, and links are refused.
 """
 
+import errno
 import os
 import stat
 import sys
@@ -25,6 +26,8 @@ def main(**given):
     except FileNotFoundError:
         sys.exit(f"not_found: there is no {path!r}; files_list shows what there is")
     except OSError as error:
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            sys.exit(f"permission_denied: {path!r} may not be used so, by the rules of the owner or its own mode")
         sys.exit(f"path_invalid: {path!r}: {error.strerror} (links are not followed)")
 
 

@@ -21,6 +21,8 @@ CAREFUL = (
 )  # fmt: skip
 LEFT_OUT = re.compile(r"(^|/)\.env(\.|/|$)|(^|/)\.ai/(outputs|state|logs|threads)/")
 """Secrets, which a sandbox hides, and what Kiwi writes while tools run."""
+KEYS = re.compile(r"(^|/)(\.netrc|\.npmrc|\.pypirc|\.git-credentials|id_[^/.]+|[^/]*\.(pem|key|p12|pfx|jks|keystore))$")
+"""Files that hold secrets as a rule: they are committed only where they are in the repository already."""
 WORDS = {"A": "added", "M": "changed", "D": "deleted", "T": "changed", "U": "in conflict", "?": "untracked"}
 
 
@@ -67,13 +69,14 @@ def log(project, path=".", limit=20):
 
 def commit(project, message, paths=(".",)):
     if not os.access(folder_of(project) / "config", os.W_OK):
-        sys.exit("unavailable: this repository cannot be changed from here (a sparse checkout, or another user's)")
+        sys.exit("unavailable: this repository cannot be changed from here: a merge or a rebase is under way, or it is a sparse checkout or another user's")
     git, before = {"GIT_DIR": str(project / ".git")}, head(view(project))
     wanted = [path.rstrip("/") for path in paths]
     found = [one for one in changed(project, git) if any(w == "." or f"{one[0]}/".startswith(f"{w}/") for w in wanted)]
     if stuck := [path for path, states in found if "in conflict" in states.values()]:
         sys.exit(f"conflict: {stuck[0]!r} is in conflict; the owner resolves it first")
-    files = [path for path, _ in found if not path.endswith("/")]  # another repository ends with a slash
+    left = [path for path, states in found if states == {"unstaged": "untracked"} and KEYS.search(path)]
+    files = [path for path, _ in found if path not in left and not path.endswith("/")]  # not other repositories
     if not files:
         sys.exit("nothing_to_commit: nothing changed there; git_status shows what did")
     parent = ["-p", before["commit"]] if before["commit"] else []
@@ -85,7 +88,7 @@ def commit(project, message, paths=(".",)):
     tree = ask(apart, "write-tree").strip()
     made = ask(git, "commit-tree", "--no-gpg-sign", *parent, "-F", "-", tree, stdin=message).strip()
     ask(git, "update-ref", "-m", f"commit: {message.partition(chr(10))[0]}", "HEAD", made, *parent[1:])
-    return {"commit": made, "branch": before["branch"], "files": files}
+    return {"commit": made, "branch": before["branch"], "files": files, **({"left_out": left} if left else {})}
 
 
 def view(project):
