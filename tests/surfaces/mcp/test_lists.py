@@ -76,3 +76,22 @@ def test_without_write_access_nothing_is_stored(preferences: Path) -> None:
 def test_a_stored_list_is_complete(preferences: Path) -> None:
     kept("")
     assert json.loads(Path(path_of("")).read_text()).keys() == {"version", "project", "stamp", "tools"}
+
+
+def test_a_list_made_with_preferences_of_a_memory_elsewhere_follows_them(preferences: Path, tmp_path: Path) -> None:
+    config, moved = preferences.with_name("config.yaml"), tmp_path / "preferences.yaml"
+    preferences.unlink()
+    moved.write_text("always_send: [a]")
+    config.write_text(f"memory_root: {tmp_path}\n")
+
+    def kept_elsewhere() -> None:
+        made_for = {**conditions("", stamp(str(moved))), "preferences": str(moved), "tools": TOOLS}
+        keep(Path(path_of("")), made_for)
+
+    kept_elsewhere()
+    assert recall("") == TOOLS
+    moved.write_text("always_send: [a, b]")
+    assert recall("") == {}
+    kept_elsewhere()
+    config.write_text(f"memory_root: {tmp_path / 'other'}\n")
+    assert recall("") == {}

@@ -281,7 +281,9 @@ def _environment(user: Path) -> Iterator[JsonObject]:
     if chosen.auth_mode == "locked":
         fix = f"Remove `auth_mode` from {user / CONFIG} when items shall run again."
         yield _check(CONFIG, "auth_mode is locked: no item runs", status="warning", fix=fix)
-    beside = sum(step.what == "move" for step in MemoryMove(user, root).there())
+    beside = 0
+    with suppress(OSError):  # a folder that cannot be read
+        beside = sum(step.what == "move" for step in MemoryMove(user, root).there())
     older = f"; {beside} files of yours are still beside it: `kiwi memory migrate` moves them" if beside else ""
     yield _check("memory", f"{root}{'' if root.exists() else ' (made when needed)'}{older}")
     for place in islice(_plumbing(root), _LISTED):
@@ -294,7 +296,7 @@ def _plumbing(root: Path) -> Iterator[str]:
     with suppress(KiwiError):
         for entry in map(as_object, as_list(list_files(root, "", is_recursive=True)["entries"])):
             path = as_text(entry["path"])
-            if entry["type"] == "file":
+            if entry["type"] == "file" and path.endswith((".md", ".yaml", ".yml", ".json")):
                 with suppress(KiwiError, UnicodeDecodeError):
                     yield from (f"{path} has `{key}`" for key in _plumbing_keys(path, read_bytes(root, path).decode()))
 
@@ -304,8 +306,6 @@ def _plumbing_keys(path: str, text: str) -> list[str]:
     if path.endswith(".md"):
         _, _, text = text.partition("---\n") if text.startswith("---\n") else ("", "", "")
         text = text.partition("\n---")[0]
-    elif not path.endswith((".yaml", ".yml", ".json")):
-        return []
     found, waiting = list[str](), [read_yaml(text, what=path).value]
     for value in waiting:
         found += [key for key in as_object(value) if key in _PLUMBING]
