@@ -12,9 +12,12 @@ from typing import Any, Literal
 import pytest
 from mcp import Client
 from mcp_types import CallToolResult
+from tests.kernel.threads.conftest import ALL_TOOLS, write_provider
+from tests.kernel.threads.conftest import DIRECTIVE as DIRECTIVE_OF_A_THREAD
+from tests.plugins.scripted_model import ScriptedModel, say, use
 from tests.stories.conftest import House, Placed
 
-from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
 
 Mechanism = Literal["mcp over stdio", "mcp over http", "command line", "in process"]
 MECHANISMS: tuple[Mechanism, ...] = ("mcp over stdio", "mcp over http", "command line", "in process")
@@ -36,6 +39,7 @@ GREET: JsonObject = {
     "annotations": READS_ONLY,
 }
 FAIL: JsonObject = {"name": "fail", "description": "Lose the voice", "inputSchema": {"type": "object"}}
+STUDY = {"name": "study", "limits": "", "outputs": "", "model": ""}
 DIRECTIVE = """# Greet
 ```xml
 <directive name="greet" version="1.0.0">
@@ -286,3 +290,71 @@ async def test_a_moved_tool_is_the_same_to_its_client_its_owner_and_its_records(
             "mcp/placed/greet@1.0.0", "project/local/greet@1.0.0",
         }  # fmt: skip
     assert placed.noted("calls") == ["greet"] * 3
+
+
+@pytest.mark.req("G2", "H7")
+async def test_a_shipped_tool_moves_out_of_the_process_by_configuration_alone(
+    house: House, placed: Placed, scripted_model: ScriptedModel
+) -> None:
+    note, path = "Green tea, 80 degrees.\n", "notes/tea.md"
+    for root in (house.user / "memory", placed.folder):
+        (root / path).parent.mkdir(parents=True)
+        (root / path).write_text(note)
+    await house.own("approvals", action="add_rule", item="*")
+
+    (house.user / "tools").mkdir()
+    write_provider(house.user, scripted_model, "openai_chat")
+    house.write("directives/study.md", DIRECTIVE_OF_A_THREAD.format(permissions=ALL_TOOLS, **STUDY))
+    await house.own("execute", action="sign", item_id="study")
+
+    async def in_a_thread() -> tuple[object, ...]:
+        """What a model is sent of the tool, and the events of a thread in which it calls it."""
+        scripted_model.will(use("memory_read", path=path), say("Drink it."))
+        done = await house.own("thread", action="start", item_id="study", inputs={"topic": "tea"}, wait=True)
+        assert done["result"] == "Drink it."
+        shown = await house.own("thread", action="show", thread_id=done["thread_id"])
+        # `began` is no event of the conversation: it says, for recovery, that a call left the process.
+        events = [event for event in map(as_object, as_list(shown["events"])) if event["kind"] != "began"]
+        results = [sorted({*event} - {"run_id"}) for event in events if event["kind"] == "result"]
+        sent = [tool["function"] for tool in scripted_model.requests[-1].json["tools"]]
+        assert note.strip() in json.dumps(scripted_model.requests[-1].json["messages"])
+        (one,) = [tool for tool in sent if tool["name"] == "memory_read"]
+        return one, [event["kind"] for event in events], results
+
+    async def definition(client: Client) -> dict[str, Any]:
+        listed = {tool.name: tool for tool in (await client.list_tools(cache_mode="refresh")).tools}
+        return listed["memory_read"].model_dump(by_alias=True, exclude_none=True)
+
+    async def at_a_place(client: Client, item: str, *hosts: str) -> tuple[dict[str, Any], list[str], object]:
+        """What the model, the owner's rule and the records see of the tool where it is now."""
+        house.settle("preferences.yaml", {"always_send": {item: {"as": "memory_read"}}})
+        rules: JsonObject = {"items": {"allow": ["*"]}, "hosts": {"allow": [scripted_model.host, *hosts]}}
+        house.settle("policy.yaml", rules)
+        shown, thread = await definition(client), await in_a_thread()
+        answer = await client.call_tool("memory_read", {"path": path})
+        assert not answer.is_error, answer
+        assert note.strip() in json.dumps(
+            answer.structured_content or answer.content[0].model_dump(), ensure_ascii=False
+        )
+        wrong = await client.call_tool("memory_read", {"file": path})
+        house.settle("policy.yaml", {**rules, "items": {"allow": ["*"], "deny": ["*/memory_read@*"]}})
+        denied = await client.call_tool("execute", {"item_id": item, "parameters": {"path": path}})
+        refusals = [one.structured_content["code"] for one in (wrong, denied)]
+        events = [(run["status"], sorted({*run} - {"arguments", "isolation"})) for run in (await runs(client))[:3]]
+        return {name: shown[name] for name in ("name", "description", "inputSchema")}, refusals, (events, thread)
+
+    async with house.client() as client:
+        inside = await at_a_place(client, "builtin/kiwi/memory_read")
+        placed.offer({**inside[0], "annotations": READS_ONLY})
+        await house.own("mcp", action="add", server="placed", **placed.command)
+        in_a_sandbox = await at_a_place(client, "mcp/placed/memory_read")
+        assert placed.noted("calls") == ["memory_read"] * 2
+        await house.own("mcp", action="remove", server="placed")
+        with placed.listening() as (port, _):
+            house.settle("policy.yaml", {"items": {"allow": ["*"]}, "hosts": {"allow": [f"127.0.0.1:{port}"]}})
+            await house.own("mcp", action="add", server="placed", url=f"http://127.0.0.1:{port}/mcp")
+            elsewhere = await at_a_place(client, "mcp/placed/memory_read", f"127.0.0.1:{port}")
+        assert inside == in_a_sandbox == elsewhere
+
+        assert inside[1] == ["invalid_input", "not_permitted"]
+        assert placed.noted("calls") == ["memory_read"] * 4

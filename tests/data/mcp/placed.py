@@ -33,6 +33,9 @@ def call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
             os.kill(os.getpid(), signal.SIGKILL)
         case "hang":
             time.sleep(60)
+        case "memory_read":
+            file = {"path": arguments["path"], "content": (FOLDER / arguments["path"]).read_text()}
+            return {"content": [{"type": "text", "text": json.dumps(file)}], "structuredContent": file}
         case "announce":
             (FOLDER / "offers.json").write_text(json.dumps(arguments["offers"]))
             say({"method": "notifications/tools/list_changed"})

@@ -65,8 +65,9 @@ from kiwi_mcp.store.runs import new_run
 THREAD_TOOLS = ("return", "ask", "spawn", "wait", "skill")
 _OWN = (*THREAD_TOOLS, "checkpoints")
 _OWN_VERBS = (
-    *(f"thread_tools.{name}" for name in _OWN if name != "skill"), "skill_tools.use", "code_tools.run", "execute.code"
-)  # fmt: skip
+    *(f"thread_tools.{name}" for name in _OWN if name != "skill"),
+    *("skill_tools.use", "memory_tools.*", "code_tools.run", "execute.code"),
+)
 _OWN_ITEMS = tuple(f"builtin/kiwi/{name}@*" for name in (*_OWN, "code"))
 _EMPTY: dict[str, Json] = {"type": "object", "properties": {}}
 """What every schema of a tool begins with: some providers refuse one without properties."""
