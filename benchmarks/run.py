@@ -1,6 +1,6 @@
 """Measures Kiwi against its budgets and prints docs/benchmarks.md; `--write` also writes it.
 
-Usage: run.py [--turns N] [--tools N] [--write]
+Usage: run.py [--turns N] [--tools N] [--only PART] [--write]
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import agent_turns
+import before
 import bookkeeping
 import chains
 import code_mode
@@ -46,6 +48,9 @@ different tables. CPU includes the process and its children that have ended.
 
 Measured at commit {commit} on {machine}, Python {python}, {turns} turns.
 """
+_BEFORE = f"""\
+This Kiwi against the one of commit {before.COMMIT}, in turns in one run. CPU is that of the process where it ends, and
+of the server alone where it serves. Budget: no case more than a tenth slower."""
 _RESOLVE = (
     "`resolve` among {count:,} tools, by the id of a version. Budget: under 0.1 ms on SQLite and 0.5 ms on PostgreSQL,"
     " and 2.0 of a bare driver that asks the same."
@@ -208,54 +213,92 @@ def _soaked() -> str:
     return mark + rest
 
 
+def parts(turns: int, tools_in_registry: int) -> Mapping[str, Callable[[], Iterable[str]]]:
+    """Return what is measured, by name, in the order of the page: each gives its sections."""
+    few = max(turns // 5, 2)
+
+    def start() -> Sequence[str]:
+        servers, commands = starts.measure_servers(turns), starts.measure_commands(turns)
+        return [
+            table("Server start: spawn to an answered `tools/list`", servers, "Budget: 1.0 of the SDK or better."),
+            table("Commands: spawn to exit", commands, "Budget: `--help` 4.4 of `python -c pass`, `run` 13.9."),
+        ]
+
+    def plans() -> Sequence[str]:
+        rows, second = chains.measure(max(turns, 5))
+        about = "Resolve, verify, bind, authorize. Budget: under 1 ms, flat."
+        first = f"The first call of a new process among 10,000 known tools takes {second:.0f} ms.\n"
+        return [table("From a call to a permitted plan", rows, about), first]
+
+    def scripts() -> Sequence[str]:
+        bash, python = tools.measure(turns * 2)
+        launches, levels = isolation.measure(turns * 2)
+        by_hand = "Budget: 1.5 of spawning bash by hand; the record of the run is written within it."
+        return [
+            table("A bash tool", bash, by_hand),
+            table("A process in a sandbox", launches, _LAUNCHES),
+            table("A bash tool at each isolation level", levels, _LEVELS),
+            spreads("A decision of rights", isolation.measure_rights(), _RIGHTS),
+            table("The receipt of a call", receipts.measure(turns * 4), _RECEIPT),
+            table("A Python tool without dependencies", python, "Budget: 1.5 of `python main.py`."),
+        ]
+
+    return {
+        "journey": lambda: [journey.table(journey.measure())],
+        "before": lambda: [f"## Before and now\n\n{_BEFORE}\n\n{before.table(before.measure(turns))}"],
+        "plans": plans,
+        "starts": start,
+        "scripts": scripts,
+        "registry": lambda: published(tools_in_registry, turns),
+        "listing": lambda: [listed(listing.measure(max(turns // 3, 3)))],
+        "context": lambda: [context.table(context.measure())],
+        "serve": lambda: [
+            under_load(f"A {language} tool as a client gets it", _SCRIPTS, rows)
+            for language, rows in script_tools.measure(few).items()
+        ],
+        "gateways": lambda: [
+            under_load(f"A call to a server over {upstream}", _GATEWAYS, rows)
+            for upstream, rows in gateways.measure(few).items()
+        ],
+        "discovery": lambda: discovery.report(discovery.options().parse_args([]), is_page=True),
+        "learning": lambda: [learning.report(learning.options().parse_args([]), is_page=True)],
+        "agents": lambda: [f"## A turn of an agent, without the model\n\n{_AGENT}\n\n{agent_turns.table()}"],
+        "composites": lambda: [table("A composite of ten steps", composites.measure(max(turns // 2, 3)), _COMPOSITES)],
+        "code": lambda: [
+            f"## Code mode\n\n{_CODE}\n\n{code_mode.table()}",
+            f"## Code mode over five servers\n\n{_CODE_TASKS}\n\n{code_tasks.table(code_tasks.measure())}",
+        ],
+        "imports": lambda: [imports()],
+    }
+
+
 def main() -> None:
-    """Measure everything and print the page."""
+    """Measure everything, or some parts, and print it; where a part fails, nothing is written."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--turns", type=int, default=15)
     options.add_argument("--tools", type=int, default=100_000, help="how many tools the registry holds")
+    options.add_argument("--only", action="append", help="measure this part; may be repeated, and nothing is written")
     options.add_argument("--write", action="store_true")
     asked = options.parse_args()
-    plans, second = chains.measure(max(asked.turns, 5))
-    bash, python = tools.measure(asked.turns * 2)
+    every = parts(asked.turns, asked.tools)
+    if unknown := {*(asked.only or ())} - every.keys():
+        options.error(f"no part is named {', '.join(sorted(unknown))}; there are: {', '.join(every)}")
     machine = f"{platform.system()} {platform.machine()}"
-    launches, levels = isolation.measure(asked.turns * 2)
-    servers, commands = starts.measure_servers(asked.turns), starts.measure_commands(asked.turns)
-    sections = [
-        _HEAD.format(commit=_commit(), machine=machine, python=platform.python_version(), turns=asked.turns),
-        journey.table(journey.measure()),
-        table("From a call to a permitted plan", plans, "Resolve, verify, bind, authorize. Budget: under 1 ms, flat."),
-        f"The first call of a new process among 10,000 known tools takes {second:.0f} ms.\n",
-        table("Server start: spawn to an answered `tools/list`", servers, "Budget: 1.0 of the SDK or better."),
-        table("Commands: spawn to exit", commands, "Budget: `--help` 4.4 of `python -c pass`, `run` 13.9."),
-        table("A bash tool", bash, "Budget: 1.5 of spawning bash by hand; the record of the run is written within it."),
-        table("A process in a sandbox", launches, _LAUNCHES),
-        table("A bash tool at each isolation level", levels, _LEVELS),
-        spreads("A decision of rights", isolation.measure_rights(), _RIGHTS),
-        table("The receipt of a call", receipts.measure(asked.turns * 4), _RECEIPT),
-        table("A Python tool without dependencies", python, "Budget: 1.5 of `python main.py`."),
-        *published(asked.tools, asked.turns),
-        listed(listing.measure(max(asked.turns // 3, 3))),
-        context.table(context.measure()),
-        *(
-            under_load(f"A {language} tool as a client gets it", _SCRIPTS, rows)
-            for language, rows in script_tools.measure(max(asked.turns // 5, 2)).items()
-        ),
-        *(
-            under_load(f"A call to a server over {upstream}", _GATEWAYS, rows)
-            for upstream, rows in gateways.measure(max(asked.turns // 5, 2)).items()
-        ),
-        *discovery.report(discovery.options().parse_args([]), is_page=True),
-        learning.report(learning.options().parse_args([]), is_page=True),
-        f"## A turn of an agent, without the model\n\n{_AGENT}\n\n{agent_turns.table()}",
-        table("A composite of ten steps", composites.measure(max(asked.turns // 2, 3)), _COMPOSITES),
-        f"## Code mode\n\n{_CODE}\n\n{code_mode.table()}",
-        f"## Code mode over five servers\n\n{_CODE_TASKS}\n\n{code_tasks.table(code_tasks.measure())}",
-        imports(),
-        _soaked(),
-    ]
-    page = "\n".join(sections)
+    sections = [_HEAD.format(commit=_commit(), machine=machine, python=platform.python_version(), turns=asked.turns)]
+    failed = []
+    for name in asked.only or every:
+        began = time.monotonic()
+        try:
+            sections += every[name]()
+        except Exception:  # noqa: BLE001 - the others are measured all the same
+            traceback.print_exc()
+            failed.append(name)
+        print(f"{name}: {time.monotonic() - began:,.0f} s", file=sys.stderr, flush=True)
+    page = "\n".join([*sections, _soaked()])
     print(page)
-    if asked.write:
+    if failed:
+        raise SystemExit(f"These parts failed: {', '.join(failed)}")
+    if asked.write and not asked.only:
         _PAGE.write_text(page, encoding="utf-8")
 
 

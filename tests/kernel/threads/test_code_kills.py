@@ -7,7 +7,7 @@ import random
 
 import pytest
 from tests.kernel.threads.conftest import Agents
-from tests.kernel.threads.test_kills import EFFECTS, SCRIPT, SEED, Siege, no_other_worker
+from tests.kernel.threads.test_kills import EFFECTS, SCRIPT, SEED, Siege, no_other_worker, use_store
 
 from kiwi_mcp.domain.times import now_ms
 
@@ -63,7 +63,8 @@ class ProgramSiege(Siege):
 
 
 @pytest.fixture
-async def siege(agents: Agents) -> ProgramSiege:
+async def siege(request: pytest.FixtureRequest, agents: Agents) -> ProgramSiege:
+    use_store(request, agents)
     for effect in EFFECTS:
         script = SCRIPT.format(effect=effect)
         agents.bash_tool(f"do_{effect}", script, effect=effect, needs={"write": ["."]})
@@ -81,6 +82,7 @@ async def test_a_program_survives_kills(siege: ProgramSiege) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("siege", ["sqlite", "postgres"], indirect=True)
 @pytest.mark.req("K-CO-05")
 async def test_fifty_kills_repeat_no_finished_call_of_a_program(siege: ProgramSiege) -> None:
     await siege.kill_often(50)

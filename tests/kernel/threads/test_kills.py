@@ -220,11 +220,16 @@ async def siege(request: pytest.FixtureRequest, agents: Agents) -> Siege:
     return await besieged(request, agents)
 
 
-async def besieged(request: pytest.FixtureRequest, agents: Agents) -> Siege:
-    store, _, engine = request.param.partition("-")
-    if store == "postgres":
+def use_store(request: pytest.FixtureRequest, agents: Agents) -> None:
+    """Let a home use the store that a test is parametrised with; SQLite if it is not."""
+    if getattr(request, "param", "").startswith("postgres"):
         url = request.getfixturevalue("postgres_url")
         (agents.user / "registry.yaml").write_text(f"url: {url}\n")
+
+
+async def besieged(request: pytest.FixtureRequest, agents: Agents) -> Siege:
+    use_store(request, agents)
+    engine = request.param.partition("-")[2]
     model: Json = {"context": 32_768, "max_output": 4_096, "price": {"input": 0.03, "output": 0.15}}
     write_provider(agents.user, agents.model, "openai_chat", models={MODEL: model})
     agents.directive("lead", limits="<limits><turns>20</turns><tokens>5000000</tokens></limits>")
