@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import os
 import resource
+import select
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ MARK = "KIWI_RUN"
 _SWEEP = 5.0
 """How long the killed may take to be gone, in seconds."""
 _MOMENT = 0.05
+_AT_ONCE_MS = 1
 _ROUNDS = 100
 _SET_CHILD_SUBREAPER = 36
 STAMPED = resource.RLIMIT_RTTIME
@@ -114,7 +116,7 @@ class ProcessTree(Struct, frozen=True):
                 return []
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(first, signal.SIGKILL)
-            return [first]
+            return [] if _ends_at_once(first) else [first]
         members = self._living()
         for pid in members:
             with suppress(ProcessLookupError, PermissionError):
@@ -160,6 +162,19 @@ async def _end_of(members: list[int]) -> None:
         await asyncio.wait(exits, timeout=_MOMENT)
     for exited in exits:
         exited.cancel()
+
+
+def _ends_at_once(pid: int) -> bool:
+    """Whether a killed child ends within a moment so short that the event loop may wait for it."""
+    with suppress(ProcessLookupError):
+        handle = os.pidfd_open(pid)
+        try:
+            poll = select.poll()  # not `select`, which takes no descriptor above 1,023
+            poll.register(handle, select.POLLIN)
+            poll.poll(_AT_ONCE_MS)
+        finally:
+            os.close(handle)
+    return _has_ended(pid)
 
 
 def _has_ended(pid: int) -> bool:
