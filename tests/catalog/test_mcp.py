@@ -22,9 +22,8 @@ from kiwi_mcp.domain.errors import (
 )
 from kiwi_mcp.domain.items import Source
 from kiwi_mcp.domain.json import Json, JsonObject, compact
-from kiwi_mcp.domain.mcp import Definition, OfferKind, ServerKey, ServerRecord, State, id_of, version_of
+from kiwi_mcp.domain.mcp import Definition, OfferKind, ServerKey, ServerRecord, State, id_of, variables_of, version_of
 from kiwi_mcp.domain.names import is_tool_id
-from kiwi_mcp.domain.uri_template import variables_of
 from kiwi_mcp.store.mcp_definitions import McpDefinitions
 from kiwi_mcp.store.open import open_database
 

@@ -15,8 +15,7 @@ import pytest
 
 from kiwi_mcp.domain.errors import TooLarge, Unavailable
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.primitives.process.pipes import LineReader
-from kiwi_mcp.primitives.process.stdio_process import StdioProcess, open_stdio
+from kiwi_mcp.primitives.process.stdio_process import LineReader, StdioProcess, open_stdio
 
 Result = TypeVar("Result")
 ECHO = "import sys\nfor line in sys.stdin.buffer: sys.stdout.buffer.write(line); sys.stdout.buffer.flush()"

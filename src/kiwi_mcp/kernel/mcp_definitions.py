@@ -23,11 +23,11 @@ from kiwi_mcp.domain.mcp import (
     id_of,
     name_of,
     pinned,
+    variables_of,
 )
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.patterns import lazy_pattern
-from kiwi_mcp.domain.secret_names import is_secret, looks_secret
-from kiwi_mcp.domain.uri_template import variables_of
+from kiwi_mcp.domain.secret import is_secret, looks_secret
 from kiwi_mcp.manifest.signatures import canonical, sha256_hex
 from kiwi_mcp.primitives.secrets.redaction import redacted
 

@@ -14,10 +14,9 @@ from typing import get_args
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.items import Chain, ItemType, Manifest, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
-from kiwi_mcp.domain.mcp import Hints, Offer, OfferKind, TaskUse
+from kiwi_mcp.domain.mcp import Hints, Offer, OfferKind, TaskUse, variables_of
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE
 from kiwi_mcp.domain.token_cost import cost_of
-from kiwi_mcp.domain.uri_template import variables_of
 from kiwi_mcp.kernel.settings import registry_settings
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.kernel.verbs import VerbFamily

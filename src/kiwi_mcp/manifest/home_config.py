@@ -13,7 +13,7 @@ from kiwi_mcp.domain.errors import InvalidManifest, Unavailable
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import DEFAULT_SOURCES
 from kiwi_mcp.domain.json import Json, as_list, as_object, as_text
-from kiwi_mcp.domain.secret_names import looks_secret
+from kiwi_mcp.domain.secret import looks_secret
 from kiwi_mcp.manifest.files import OwnerStamp, owner_stamp
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.yaml import read_yaml

@@ -1,23 +1,423 @@
-"""The egress proxy of one sandbox: it accepts, checks, relays and limits connections."""
+"""The egress proxy of one sandbox: it reads HTTP, CONNECT, SOCKS 5 and TLS server names, checks, relays and limits."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import socket
-from collections.abc import AsyncIterator
+from asyncio import IncompleteReadError, LimitOverrunError, StreamReader, StreamWriter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from ipaddress import ip_address
 from time import monotonic
+from typing import TypeAlias
 
 from msgspec import Struct
 
-from kiwi_mcp.domain.errors import AddressDenied, KiwiError, RequestFailed
+from kiwi_mcp.domain.errors import AddressDenied, Denied, KiwiError, RequestFailed
+from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.process import StartGate
-from kiwi_mcp.primitives import egress_protocols
-from kiwi_mcp.primitives.egress_protocols import ALERT, PIECE, BadProxyRequest, ProxyRequest, refused
-from kiwi_mcp.primitives.http.addresses import HostRules, Lookup
+from kiwi_mcp.primitives.http.addresses import HostRules, Lookup, host_port, is_address, plain_host
 from kiwi_mcp.primitives.http.traffic_log import TrafficLog, TrafficRow
 from kiwi_mcp.primitives.process.namespaces import listen_inside
+
+HANDSHAKE = 22
+ALERT = b"\x15\x03\x03\x00\x02\x02\x70"
+"""The alert `unrecognized_name`: the server name of the client was not accepted."""
+_CLIENT_HELLO, _SERVER_NAME, _HOST_NAME = 1, 0, 0
+_RECORD, _LARGEST = 16_640, 65_536
+
+
+class Malformed(ValueError):
+    """What a client said that is no TLS."""
+
+
+async def client_hello(reader: StreamReader, first: bytes) -> tuple[bytes, str]:
+    """Return the first message as it came, and the name of the server in it, empty where it says none."""
+    raw, message = first, b""
+    while len(raw) < _LARGEST:
+        raw += await reader.readexactly(4)
+        kind, major, length = raw[-5], raw[-4], int.from_bytes(raw[-2:], "big")
+        if kind != HANDSHAKE or major != 3 or not 0 < length <= _RECORD:  # noqa: PLR2004 - 3 is every TLS
+            raise Malformed("it is not TLS")
+        body = await reader.readexactly(length)
+        raw, message = raw + body, message + body
+        if len(message) >= 4 and len(message) >= 4 + (size := int.from_bytes(message[1:4], "big")):  # noqa: PLR2004 - kind and length
+            if message[0] != _CLIENT_HELLO:
+                raise Malformed("it does not begin with a client's hello")
+            return raw, _server_name(_Cursor(message[4 : 4 + size]))
+        raw += await reader.readexactly(1)
+    raise Malformed("its hello is too long")
+
+
+class _Cursor:
+    """A place in some bytes, which never goes beyond their end."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self._at >= len(self._data)
+
+    def take(self, size: int) -> bytes:
+        """Return the next bytes."""
+        if self._at + size > len(self._data):
+            raise Malformed("its hello breaks off")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def number(self, size: int) -> int:
+        """Return the next number."""
+        return int.from_bytes(self.take(size), "big")
+
+    def rest(self) -> str:
+        """Return all that is left, as text."""
+        return self.take(len(self._data) - self._at).decode("latin-1")
+
+    def part(self, size: int) -> _Cursor:
+        """Return the part after a length field of `size` bytes."""
+        return _Cursor(self.take(self.number(size)))
+
+
+def _server_name(hello: _Cursor) -> str:
+    hello.take(34)  # version and random
+    for size in (1, 2, 1):  # session, ciphers, compression
+        hello.part(size)
+    if hello.is_over:
+        return ""
+    extensions, names = hello.part(2), list[str]()
+    while not extensions.is_over:
+        kind, content = extensions.number(2), extensions.part(2)
+        if kind == _SERVER_NAME:
+            names += _names(content.part(2))
+    if len(names) > 1:
+        raise Malformed("its hello names several servers")
+    return names[0] if names else ""
+
+
+def _names(listed: _Cursor) -> list[str]:
+    names = []
+    while not listed.is_over:
+        kind, name = listed.number(1), listed.part(2)
+        if kind != _HOST_NAME:
+            raise Malformed("its hello names a server of no known kind")
+        names.append(name.rest())
+    return names
+
+
+PIECE = 65_536
+"""How much is passed on at once, in bytes."""
+HTTPS = 443
+Pieces: TypeAlias = Callable[[StreamReader], AsyncIterator[bytes]]
+Refusal: TypeAlias = Callable[[KiwiError], bytes]
+Spoken: TypeAlias = Callable[[StreamReader, bytes], AsyncIterator[bytes]]
+"""Yields the bytes to forward to a server from a client that does not use TLS. The first byte is passed separately."""
+
+
+class BadProxyRequest(Exception):
+    """The bytes received are not a valid request. `answer` is the response to the client."""
+
+    def __init__(self, answer: bytes) -> None:
+        super().__init__()
+        self.answer = answer
+
+
+class ProxyRequest(Struct, frozen=True):
+    """A host and a port, the responses to the client, and the bytes to forward to the server."""
+
+    host: str
+    """As the client wrote it, for it is judged so."""
+    port: int
+    granted: bytes
+    """The response to the client after the connection is open."""
+    refused: Refusal
+    """The response to the client if there is no connection."""
+    sent: Pieces
+    """The bytes to forward to the server."""
+
+    @property
+    def name(self) -> str:
+        """The host in the one spelling that names are compared and looked up in."""
+        return plain_host(self.host)
+
+
+def refused(host: str, port: int, reason: str) -> AddressDenied:
+    """Return the refusal of a host, with what would change it."""
+    shown = host_port(host, port)
+    return AddressDenied(
+        f"{shown} is not permitted: {reason}.",
+        suggestion=f"If the tool is to reach it, name `{shown}` under `needs.hosts` of its manifest; the owner's "
+        "policy.yaml must not deny it, and must allow it where its address is not public.",
+        host=host,
+        port=port,
+        reason=reason,
+    )
+
+
+def tunnel(host: str, port: int, spoken: Spoken | None = None) -> Pieces:
+    """Return the bytes that pass through a tunnel: everything, if its start names the host that it was made for.
+
+    If `spoken` is given, it handles a client that does not use TLS.
+    """
+
+    async def sent(reader: StreamReader) -> AsyncIterator[bytes]:
+        opening = await reader.read(1)
+        if opening[:1] == bytes([HANDSHAKE]):
+            opening = await _greeting(reader, opening, host, port)
+        elif opening and port == HTTPS:
+            raise refused(host, port, "what is sent to it is not TLS")
+        elif opening and spoken is not None:
+            async for piece in spoken(reader, opening):
+                yield piece
+            return
+        while opening:
+            yield opening
+            opening = await reader.read(PIECE)
+
+    return sent
+
+
+async def _greeting(reader: StreamReader, first: bytes, host: str, port: int) -> bytes:
+    try:
+        raw, name = await client_hello(reader, first)
+    except Malformed as fault:
+        raise refused(host, port, str(fault)) from fault
+    # An address needs no server name. If a client sends one, it must not be that of another host.
+    if plain_host(name) != plain_host(host) and (name or not is_address(host)):
+        reason = "the TLS client names another server" if name else "the TLS client does not name the server it means"
+        raise refused(host, port, reason)
+    return raw
+
+
+_LINE = lazy_pattern(r"([A-Za-z]{1,32}) ([\x21-\x7e]+) HTTP/1\.[01]")
+_HEADER = lazy_pattern(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
+_ABSOLUTE = lazy_pattern(r"http://([^/?#]*)((?:[/?][^#]*)?)", re.IGNORECASE)
+_PORT = lazy_pattern(r"(.*?)(?::([0-9]{1,5}))?")
+_BRACKETED = lazy_pattern(r"(\[[^\[\]]*\])(?::([0-9]{1,5}))?")
+_CHUNK = lazy_pattern(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
+_HOP = frozenset(
+    {"host", "connection", "proxy-connection", "proxy-authorization", "keep-alive", "te", "trailer", "upgrade"}
+)
+_HTTP = 80
+_LAST_PORT = 65_535
+_ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
+
+Headers = Sequence[tuple[str, str]]
+
+
+async def read_http_request(reader: StreamReader, first: bytes) -> ProxyRequest:
+    """Return the request of a client. Its first byte was read already and is `first`."""
+    method, target, headers = _parsed(await _head(reader, first))
+    if method == "CONNECT":
+        host, port = _authority(target, None)
+        return ProxyRequest(host, port, _ESTABLISHED, refusal, through(host, port))
+    written = _ABSOLUTE.fullmatch(target)
+    if written is None:
+        raise _unfit(_BAD_REQUEST, "a proxy is asked for a whole `http://` address, or to CONNECT")
+    host, port = _authority(written[1].rpartition("@")[2], _HTTP)
+    if "@" in written[1]:
+        raise refused(host, port, "its address holds a user name")
+    path = written[2] if written[2].startswith("/") else f"/{written[2]}"
+    return ProxyRequest(host, port, b"", refusal, _request(method, path, host, port, headers))
+
+
+def through(host: str, port: int) -> Pieces:
+    """Return the bytes that pass through a tunnel: to the port of plain HTTP, TLS for its host or one request to it."""
+
+    async def spoken(reader: StreamReader, first: bytes) -> AsyncIterator[bytes]:
+        try:
+            method, target, headers = _parsed(await _head(reader, first))
+            sent = _request(method, target, host, port, headers)
+        except BadProxyRequest as fault:
+            raise refused(host, port, "what is sent to it is not one plain request") from fault
+        # A whole address would count for more than the host that is written into the head.
+        if method == "CONNECT" or not target.startswith("/"):
+            raise refused(host, port, "what is sent to it names a server once more")
+        async for piece in sent(reader):
+            yield piece
+
+    return tunnel(host, port, spoken if port == _HTTP else None)
+
+
+def refusal(fault: KiwiError) -> bytes:
+    """Return the answer to a request that is not passed on."""
+    return _answer(fault.http_status, fault.to_response())
+
+
+def too_slow() -> bytes:
+    """Return the answer to a request that does not come to its end."""
+    return _unfit(_TIMEOUT, "the request did not come in time").answer
+
+
+async def _head(reader: StreamReader, first: bytes) -> list[str]:
+    try:
+        head = first + await reader.readuntil(b"\r\n\r\n")
+    except LimitOverrunError:
+        raise _unfit(_HEAD_TOO_LARGE, "the head of the request is too large") from None
+    return head[:-4].decode("latin-1").split("\r\n")
+
+
+def _parsed(lines: Sequence[str]) -> tuple[str, str, Headers]:
+    line, headers = _LINE.fullmatch(lines[0]), [_HEADER.fullmatch(one) for one in lines[1:]]
+    if line is None or not all(headers):
+        raise _unfit(_BAD_REQUEST, "the head of the request is not HTTP")
+    return line[1].upper(), line[2], [(one[1], one[2].rstrip(" \t")) for one in headers if one]
+
+
+def _authority(written: str, default: int | None) -> tuple[str, int]:
+    """Return host and port. An invalid host is found when the rules are applied."""
+    found = (_BRACKETED if written.startswith("[") else _PORT).fullmatch(written)
+    port = int(found[2]) if found and found[2] else default
+    if found is None or port is None or not 0 < port <= _LAST_PORT:
+        raise _unfit(_BAD_REQUEST, "the request names no host and port")
+    return found[1], port
+
+
+def _request(method: str, path: str, host: str, port: int, headers: Headers) -> Pieces:
+    """Return the request as the server gets it: its head, written anew, and the body that it announces."""
+    body = _body(headers)
+    plain = plain_host(host)
+    named = f"[{plain}]" if ":" in plain else plain
+    listed = {
+        word.strip().lower() for name, value in headers if name.lower() == "connection" for word in value.split(",")
+    }
+    kept = [(name, value) for name, value in headers if name.lower() not in _HOP | listed]
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        f"Host: {named if port == _HTTP else f'{named}:{port}'}",
+        *(f"{name}: {value}" for name, value in kept),
+        "Connection: close",
+    ]
+
+    async def sent(reader: StreamReader) -> AsyncIterator[bytes]:
+        yield "\r\n".join([*lines, "", ""]).encode("latin-1")
+        async for piece in body(reader):
+            yield piece
+
+    return sent
+
+
+def _body(headers: Headers) -> Pieces:
+    """Return the body that a head announces; one that says so in two ways is refused, since two readers may differ."""
+    found: Mapping[str, list[str]] = {
+        word: [value for name, value in headers if name.lower() == word]
+        for word in ("content-length", "transfer-encoding")
+    }
+    lengths, codings = found["content-length"], found["transfer-encoding"]
+    match lengths, codings:
+        case [], []:
+            return _counted(0)
+        case [length], [] if length.isascii() and length.isdigit() and len(length) < 16:  # noqa: PLR2004 - a petabyte
+            return _counted(int(length))
+        case [], [coding] if coding.lower() == "chunked":
+            return _chunks
+        case _:
+            raise _unfit(_BAD_REQUEST, "the length of the body is not clear")
+
+
+def _counted(size: int) -> Pieces:
+    async def body(reader: StreamReader) -> AsyncIterator[bytes]:
+        left = size
+        while left and (piece := await reader.read(min(PIECE, left))):
+            left -= len(piece)
+            yield piece
+
+    return body
+
+
+async def _chunks(reader: StreamReader) -> AsyncIterator[bytes]:
+    """Yield a body in chunks as it arrives, up to its last one; extensions and trailers are not passed on."""
+    while size := await _size(reader):
+        yield b"%x\r\n" % size
+        async for piece in _counted(size)(reader):
+            yield piece
+        if await reader.readexactly(2) != b"\r\n":
+            raise IncompleteReadError(b"", None)
+        yield b"\r\n"
+    yield b"0\r\n\r\n"
+
+
+async def _size(reader: StreamReader) -> int:
+    found = _CHUNK.fullmatch(await reader.readuntil(b"\r\n"))
+    if found is None:
+        raise IncompleteReadError(b"", None)
+    return int(found[1], 16)
+
+
+_BAD_REQUEST, _TIMEOUT, _HEAD_TOO_LARGE = 400, 408, 431
+_PHRASES = {
+    _BAD_REQUEST: "Bad Request",
+    403: "Forbidden",
+    404: "Not Found",
+    _TIMEOUT: "Request Timeout",
+    409: "Conflict",
+    413: "Request Entity Too Large",
+    422: "Unprocessable Entity",
+    429: "Too Many Requests",
+    _HEAD_TOO_LARGE: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    502: "Bad Gateway",
+    503: "Service Unavailable",
+    504: "Gateway Timeout",
+}
+"""The reason phrases of the statuses that are answered; `http.HTTPStatus` would take milliseconds to load."""
+
+
+def _unfit(status: int, reason: str) -> BadProxyRequest:
+    return BadProxyRequest(
+        _answer(status, {"error": _PHRASES[status], "code": "proxy_misused", "message": f"{reason}."})
+    )
+
+
+def _answer(status: int, answer: JsonObject) -> bytes:
+    body = json.dumps(answer).encode()
+    head = f"HTTP/1.1 {status} {_PHRASES.get(status, 'Error')}\r\nContent-Type: application/json"
+    return f"{head}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
+
+
+VERSION = b"\x05"
+_NO_LOGIN, _NO_METHOD = 0x00, 0xFF
+_CONNECT = 1
+_V4, _NAME, _V6 = 1, 3, 4
+_DONE, _DENIED, _UNREACHABLE, _NO_COMMAND, _NO_KIND = 0, 2, 4, 7, 8
+
+
+async def read_socks_request(reader: StreamReader, writer: StreamWriter) -> ProxyRequest:
+    """Return the request of a client. Its first byte was read already."""
+    methods = await reader.readexactly((await reader.readexactly(1))[0])
+    method = _NO_LOGIN if _NO_LOGIN in methods else _NO_METHOD
+    writer.write(VERSION + bytes([method]))
+    await writer.drain()
+    if method == _NO_METHOD:
+        raise BadProxyRequest(b"")
+    version, command, _, kind = await reader.readexactly(4)
+    if version != VERSION[0] or command != _CONNECT:
+        raise BadProxyRequest(_reply(_NO_COMMAND))
+    host = await _host(reader, kind)
+    port = int.from_bytes(await reader.readexactly(2), "big")
+    return ProxyRequest(host, port, _reply(_DONE), _refusal, through(host, port))
+
+
+async def _host(reader: StreamReader, kind: int) -> str:
+    if kind in {_V4, _V6}:
+        return str(ip_address(await reader.readexactly(4 if kind == _V4 else 16)))
+    if kind != _NAME:
+        raise BadProxyRequest(_reply(_NO_KIND))
+    name = await reader.readexactly((await reader.readexactly(1))[0])
+    return name.decode("latin-1")  # what is not ASCII is no name, and refused as such
+
+
+def _refusal(fault: KiwiError) -> bytes:
+    return _reply(_DENIED if isinstance(fault, Denied) else _UNREACHABLE)
+
+
+def _reply(code: int) -> bytes:
+    return VERSION + bytes([code, 0, _V4, 0, 0, 0, 0, 0, 0])
 
 
 class ProxyLimits(Struct, frozen=True):
@@ -213,10 +613,10 @@ class Proxy:
             except BadProxyRequest as fault:
                 await _tell(reader, writer, fault.answer)
             except TimeoutError:
-                await _tell(reader, writer, egress_protocols.too_slow())
+                await _tell(reader, writer, too_slow())
             except KiwiError as fault:
                 self._note_refusal(fault, asked)
-                await _tell(reader, writer, (asked.refused if asked else egress_protocols.refusal)(fault))
+                await _tell(reader, writer, (asked.refused if asked else refusal)(fault))
             else:
                 row = self._ledger.note(asked.name, asked.port, "allowed")
                 await ProxyRelay(asked, reader, writer, server, row, self._ledger, self._caps).run()
@@ -224,9 +624,9 @@ class Proxy:
     async def _heard(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> ProxyRequest:
         async with asyncio.timeout(self._caps.head_seconds):
             first = await reader.readexactly(1)
-            if first == egress_protocols.VERSION:
-                return await egress_protocols.read_socks_request(reader, writer)
-            return await egress_protocols.read_http_request(reader, first)
+            if first == VERSION:
+                return await read_socks_request(reader, writer)
+            return await read_http_request(reader, first)
 
     async def _connected(self, asked: ProxyRequest) -> socket.socket:
         """Return a connection to the requested host, at an address that the rules allow."""

@@ -13,8 +13,7 @@ from kiwi_mcp.domain.items import Chain, Location, Manifest, Tool, TypeTraits
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.messages import ModelReply, Prompt, ReplyDelta
 from kiwi_mcp.domain.plan import HttpSpec
-from kiwi_mcp.drivers.llm.conversation import Conversation
-from kiwi_mcp.drivers.llm.model import bind_request, complete
+from kiwi_mcp.drivers.llm.model import Conversation, bind_request, complete
 from kiwi_mcp.drivers.llm.provider import ModelChoice
 from kiwi_mcp.primitives.http import client
 

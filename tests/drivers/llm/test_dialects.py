@@ -32,8 +32,8 @@ from kiwi_mcp.domain.messages import (
     ToolDefinition,
     ToolResultPart,
 )
-from kiwi_mcp.drivers.llm.conversation import Conversation
 from kiwi_mcp.drivers.llm.dialects import DIALECTS
+from kiwi_mcp.drivers.llm.model import Conversation
 from kiwi_mcp.drivers.llm.provider import ModelChoice, choose_model
 from kiwi_mcp.primitives.http.sse import Events, LineSplitter, ServerEvent
 

@@ -34,8 +34,7 @@ from kiwi_mcp.domain.messages import (
     ToolResultPart,
 )
 from kiwi_mcp.domain.plan import HttpSpec
-from kiwi_mcp.drivers.llm.conversation import Conversation
-from kiwi_mcp.drivers.llm.model import bind_request, error_classes
+from kiwi_mcp.drivers.llm.model import Conversation, bind_request, error_classes
 from kiwi_mcp.drivers.llm.provider import ModelChoice, choose_model
 
 TOOLS = (

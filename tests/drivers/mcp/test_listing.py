@@ -6,7 +6,7 @@ import pytest
 from tests.drivers.mcp.conftest import Bench
 
 from kiwi_mcp.domain.errors import Unavailable
-from kiwi_mcp.drivers.mcp import listing
+from kiwi_mcp.drivers.mcp import driver as listing
 
 pytestmark = pytest.mark.usefixtures("processes")
 

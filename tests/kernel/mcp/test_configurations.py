@@ -14,7 +14,7 @@ from inline_snapshot import snapshot
 
 from kiwi_mcp.domain.errors import Invalid, InvalidRequest, TooLarge
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
-from kiwi_mcp.domain.secret_names import is_filler, is_secret, names_secret
+from kiwi_mcp.domain.secret import is_filler, is_secret, names_secret
 from kiwi_mcp.kernel import Answer
 from kiwi_mcp.manifest.mcp.client_format import MAX_BYTES
 from kiwi_mcp.manifest.mcp.clients import find_configurations, read_configuration, read_servers

@@ -18,7 +18,7 @@ from kiwi_mcp.manifest.mcp.clients import read_servers
 from kiwi_mcp.manifest.mcp.launch_command import known_servers_table
 from kiwi_mcp.manifest.mcp.server_entry import EntryOrigin
 from kiwi_mcp.manifest.yaml import read_yaml
-from kiwi_mcp.policy.server_needs import needs_named
+from kiwi_mcp.policy.needs import needs_named
 
 NPM = "@modelcontextprotocol/server-"
 READER = """

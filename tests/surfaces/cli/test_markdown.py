@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kiwi_mcp.domain.safe_text import StreamEscaper, escape_controls
-from kiwi_mcp.surfaces.cli.markdown import MarkdownStream
+from kiwi_mcp.surfaces.cli.thread_screen import MarkdownStream
 
 B, D, C, R = "\x1b[1m", "\x1b[2m", "\x1b[36m", "\x1b[0m"
 TEXTS = st.text(alphabet="ab *`#->~\n\r\x1b[", max_size=60)

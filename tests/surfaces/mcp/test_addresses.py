@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiwi_mcp.domain.uri_template import match
+from kiwi_mcp.domain.mcp import match
 from kiwi_mcp.surfaces.mcp.tool_list import KNOWLEDGE, tail
 
 

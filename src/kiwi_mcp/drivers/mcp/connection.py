@@ -48,10 +48,9 @@ from kiwi_mcp.drivers.mcp.rpc import (
     ProgressCallback,
     RequestChannel,
 )
-from kiwi_mcp.drivers.mcp.server import ServerConfig
+from kiwi_mcp.drivers.mcp.server import ServerConfig, log_path, restarted_at
 from kiwi_mcp.drivers.mcp.server_events import ServerEvents, apart
 from kiwi_mcp.drivers.mcp.transport import ServerStreams, opened
-from kiwi_mcp.drivers.server_log import log_path, restarted_at
 from kiwi_mcp.primitives.http.origin_client import is_login_wanted
 from kiwi_mcp.primitives.process.spawn import completed
 from kiwi_mcp.sandbox.quarantine import Findings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Mapping
 from functools import lru_cache
@@ -18,8 +19,8 @@ from kiwi_mcp.domain.isolation import SandboxProfile, strictest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
+from kiwi_mcp.domain.mcp import expand, names_in
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
-from kiwi_mcp.domain.uri_template import expand, names_in
 from kiwi_mcp.drivers.environments.environment import Environment, base_env
 from kiwi_mcp.drivers.environments.package_manager import Package, server_package
 from kiwi_mcp.drivers.http import auth_headers, basic_auth
@@ -27,6 +28,24 @@ from kiwi_mcp.manifest.runtime import declared_env, seconds
 from kiwi_mcp.manifest.templates import defaulted, escape, render_text, variables
 from kiwi_mcp.primitives.process.spawn import find_program, search_path
 from kiwi_mcp.primitives.secrets.reveal import Revealed
+
+RESTART = "restart"
+
+
+@lru_cache(maxsize=256)
+def log_path(space: Space, identity: str) -> Path:
+    """Return where the last output of a server's process is stored."""
+    name = sha256(identity.partition("@")[0].encode()).hexdigest()[:16]
+    return space.user / "state" / "mcp" / name / "stderr.log"
+
+
+def restarted_at(space: Space, identity: str) -> int:
+    """Return when the owner last asked for a restart of a server, in nanoseconds; 0 if never."""
+    try:
+        return os.stat(log_path(space, identity).with_name(RESTART)).st_mtime_ns  # noqa: PTH116 - at every call
+    except OSError:
+        return 0
+
 
 Grant: TypeAlias = Literal["authorization_code", "client_credentials"]
 

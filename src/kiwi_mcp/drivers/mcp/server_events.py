@@ -17,7 +17,7 @@ from kiwi_mcp.domain.calls import Answers, Caller, Question, QuestionMethod, Que
 from kiwi_mcp.domain.errors import KiwiError, Unanswered
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, compact
 from kiwi_mcp.domain.safe_text import strip_controls
-from kiwi_mcp.domain.secret_names import labels_secret, names_secret
+from kiwi_mcp.domain.secret import labels_secret, names_secret
 from kiwi_mcp.drivers.mcp.rpc import GRANT_OF_CAPABILITY, NOTE_LEVEL
 from kiwi_mcp.drivers.mcp.server import ServerConfig
 

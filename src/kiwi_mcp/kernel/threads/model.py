@@ -14,8 +14,7 @@ from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.messages import Message, ModelReply, Prompt, ReplyDelta, TextPart
 from kiwi_mcp.domain.plan import HttpSpec, Plan
 from kiwi_mcp.domain.threads import NewEvent, ThreadChanges, ThreadUsage
-from kiwi_mcp.drivers.llm.conversation import Conversation
-from kiwi_mcp.drivers.llm.model import bind_request, complete, estimated_usage
+from kiwi_mcp.drivers.llm.model import Conversation, bind_request, complete, estimated_usage
 from kiwi_mcp.drivers.llm.provider import ModelChoice, cost_micros, price_source, worst_case_micros
 from kiwi_mcp.kernel.pipeline import permit_model_request
 from kiwi_mcp.kernel.recorder import CallRecord

@@ -33,7 +33,7 @@ from kiwi_mcp.domain.threads import (
 )
 from kiwi_mcp.domain.times import now_ms
 from kiwi_mcp.drivers.code.process import ProgramProcess
-from kiwi_mcp.drivers.llm.conversation import Conversation
+from kiwi_mcp.drivers.llm.model import Conversation
 from kiwi_mcp.drivers.llm.provider import ModelChoice, choose_model, context_window
 from kiwi_mcp.kernel.context import Context, Services
 from kiwi_mcp.kernel.threads.cassette import RecordedReplies

@@ -11,8 +11,7 @@ from msgspec import Struct, field
 
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_text
-from kiwi_mcp.domain.secret import Secret
-from kiwi_mcp.domain.secret_names import is_filler, is_secret, looks_secret, names_secret
+from kiwi_mcp.domain.secret import Secret, is_filler, is_secret, looks_secret, names_secret
 
 _REFERENCE = re.compile(r"\$\{([^{}$]*)\}")
 _VARIABLE = re.compile(r"(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(:-[^{}]*)?", re.ASCII)

@@ -14,8 +14,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.names import is_tool_id, unused_name
 from kiwi_mcp.domain.process import CERTIFICATE_VARIABLES
-from kiwi_mcp.domain.secret import Secret
-from kiwi_mcp.domain.secret_names import names_secret
+from kiwi_mcp.domain.secret import Secret, names_secret
 from kiwi_mcp.manifest.formats import is_url, is_variable
 from kiwi_mcp.manifest.mcp.launch_command import ServerCommand, anchor, hosts_named, known_server, unpinned, unwrap
 from kiwi_mcp.manifest.mcp.references import (

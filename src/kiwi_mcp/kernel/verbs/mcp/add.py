@@ -71,9 +71,8 @@ from kiwi_mcp.manifest.mcp.clients import (
 from kiwi_mcp.manifest.mcp.launch_command import ServerCommand, hosts_named, image_of, server_in
 from kiwi_mcp.manifest.mcp.references import ImportFindings
 from kiwi_mcp.manifest.mcp.server_entry import EntryOrigin, ImportedServers, ServerDraft, draft_server, id_for
-from kiwi_mcp.policy.needs import needs_told, with_needs
+from kiwi_mcp.policy.needs import make_folders, needs_named, needs_told, with_needs, write_place
 from kiwi_mcp.policy.secret_access import held, open_vault
-from kiwi_mcp.policy.server_needs import make_folders, needs_named, write_place
 from kiwi_mcp.primitives.http.addresses import local_network_host
 from kiwi_mcp.primitives.secrets.grants import SecretGrant
 from kiwi_mcp.primitives.secrets.redaction import weakness

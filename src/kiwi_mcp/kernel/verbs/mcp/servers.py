@@ -23,7 +23,7 @@ from kiwi_mcp.domain.mcp import Definition, ServerRecord, State
 from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.domain.safe_text import strip_controls
 from kiwi_mcp.drivers.environments.package_manager import server_package
-from kiwi_mcp.drivers.server_log import RESTART, log_path
+from kiwi_mcp.drivers.mcp.server import RESTART, log_path
 from kiwi_mcp.kernel.context import Context, VerbContext
 from kiwi_mcp.kernel.mcp_servers import McpServers, RefreshResult, find_server, is_owners, key_of, known_servers
 from kiwi_mcp.kernel.permission import ItemVisibility, one_of
