@@ -35,9 +35,8 @@ from kiwi_mcp.store.registry.release_check import MAX_FILES
 from kiwi_mcp.store.remote.artifact import encode
 from kiwi_mcp.store.remote.http import BLOBS, INDEX
 from kiwi_mcp.store.remote.layout import LayoutEntry
-from kiwi_mcp.surfaces.gateway.app import gateway
 from kiwi_mcp.surfaces.gateway.auth import Authenticator
-from kiwi_mcp.surfaces.gateway.server import GatewayConfig, _config
+from kiwi_mcp.surfaces.gateway.server import GatewayConfig, _config, gateway
 
 Ask = Callable[..., Answer]
 Tree = Callable[[Path], Mapping[str, str]]

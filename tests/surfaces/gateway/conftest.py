@@ -31,11 +31,10 @@ from kiwi_mcp.primitives.http import client
 from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.registry.registry import Registry
 from kiwi_mcp.store.remote.http import HttpRemote
-from kiwi_mcp.surfaces.gateway.app import gateway
 from kiwi_mcp.surfaces.gateway.auth import Authenticator, VisitedKernel
 from kiwi_mcp.surfaces.gateway.mcp import McpEndpoint
 from kiwi_mcp.surfaces.gateway.oauth import IdentityProvider, TokenVerifier
-from kiwi_mcp.surfaces.gateway.server import GatewayConfig, GatewayServer, _config, _door, tools
+from kiwi_mcp.surfaces.gateway.server import GatewayConfig, GatewayServer, _config, _door, gateway, tools
 
 OWNER = Actor("owner", ("acme", "globex", "public"))
 

@@ -15,8 +15,8 @@ from kiwi_mcp.kernel import Answer
 from kiwi_mcp.kernel.verbs import every_verb
 from kiwi_mcp.store.remote.http import INDEX
 from kiwi_mcp.surfaces.gateway import mcp as mcp_endpoint
-from kiwi_mcp.surfaces.gateway.app import path_of
 from kiwi_mcp.surfaces.gateway.auth import VisitedKernel
+from kiwi_mcp.surfaces.gateway.server import path_of
 
 
 async def send(served: Tools, token: str, path: str, body: Json = None) -> httpx2.Response:

@@ -21,8 +21,8 @@ from kiwi_mcp.policy.tokens import TokenStore
 from kiwi_mcp.store.remote.http import BLOBS, INDEX
 from kiwi_mcp.surfaces.gateway import registry as registry_routes
 from kiwi_mcp.surfaces.gateway import server as serve
-from kiwi_mcp.surfaces.gateway.app import HEALTH
 from kiwi_mcp.surfaces.gateway.auth import Authenticator
+from kiwi_mcp.surfaces.gateway.server import HEALTH
 
 BLOB = f"{BLOBS}/{'a' * 64}"
 ROUTES = [("GET", INDEX), ("GET", BLOB), ("PUT", BLOB), ("PUT", INDEX), ("GET", "/nothing"), ("OPTIONS", INDEX)]

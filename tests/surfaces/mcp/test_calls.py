@@ -29,7 +29,6 @@ from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.tasks import KEPT_MS, LOST, STALE_MS, Task, Tasks
 from kiwi_mcp.surfaces.mcp import calls as calls_module
 from kiwi_mcp.surfaces.mcp import calls as parked_module
-from kiwi_mcp.surfaces.mcp import task_methods
 from kiwi_mcp.surfaces.mcp import tasks as tasks_module
 from kiwi_mcp.surfaces.mcp.calls import Calls, ClientCall, Reply, WaitingCalls
 from kiwi_mcp.surfaces.mcp.protocol import Context
@@ -874,7 +873,7 @@ def test_a_listening_client_is_notified_of_its_tasks(world: World) -> None:
 
 
 def test_one_undeliverable_task_blocks_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_methods, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(tasks_module, "_READ_SECONDS", 0.01)
     go_on = asyncio.Event()
 
     async def slow(_: JsonObject, caller: Caller) -> types.CallToolResult:
@@ -917,8 +916,8 @@ def test_one_undeliverable_task_blocks_no_other(world: World, monkeypatch: pytes
 
 
 def test_tasks_of_other_processes_are_read_in_limited_batches(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_methods, "_LOOK_SECONDS", 0.2)
-    monkeypatch.setattr(task_methods, "_MOST_READ", 2)
+    monkeypatch.setattr(tasks_module, "_READ_SECONDS", 0.2)
+    monkeypatch.setattr(tasks_module, "_MOST_READ", 2)
     reads: list[str] = []
 
     async def story() -> None:

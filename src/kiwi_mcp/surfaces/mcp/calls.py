@@ -31,8 +31,15 @@ from kiwi_mcp.surfaces.mcp.client_requests import as_request, ask_client, askabl
 from kiwi_mcp.surfaces.mcp.notifications import hearing
 from kiwi_mcp.surfaces.mcp.protocol import Context
 from kiwi_mcp.surfaces.mcp.running_call import Result, RunningCall, Work, is_unhurried
-from kiwi_mcp.surfaces.mcp.task_methods import TaskMethods, TaskSubscriptions, declares_tasks, missing_tasks
-from kiwi_mcp.surfaces.mcp.tasks import TaskManager, ThreadKernel, task_to_json
+from kiwi_mcp.surfaces.mcp.tasks import (
+    TaskManager,
+    TaskMethods,
+    TaskSubscriptions,
+    ThreadKernel,
+    declares_tasks,
+    missing_tasks,
+    task_to_json,
+)
 
 _LONGEST = 4_096
 """The longest state that is looked at, in characters; ours are far shorter."""
