@@ -68,8 +68,10 @@ async def git_copies(profile: SandboxProfile, cache: Path) -> AsyncIterator[tupl
 
 
 def _is_own(git: str) -> bool:
-    """Whether a path is a whole git folder of this user's; a work tree or a submodule has a file there."""
+    """Whether a path is a whole git folder of this user's, without a merge under way; a work tree has a file there."""
     with suppress(OSError):
+        if any(os.path.lexists(f"{git}/{name}") for name in _UNDER_WAY):
+            return False
         return os.lstat(git).st_uid == os.geteuid() and os.path.isdir(f"{git}/objects") and not os.path.islink(git)  # noqa: PTH112, PTH114 - text
     return False
 
@@ -89,12 +91,11 @@ class GitCopy:
 
     @classmethod
     async def make(cls, git: str, home: Path) -> GitCopy | None:
-        """Return a copy of a git folder; None where git does not work, a merge is under way, or files are left out."""
+        """Return a copy of a git folder; None where git does not work there, or only some files are checked out."""
         copy = cls(git, home)
         try:
             settings = await copy._settings()
-            is_under_way = any(os.path.lexists(f"{git}/{name}") for name in _UNDER_WAY)
-            if settings.get("core.sparsecheckout") == "true" or is_under_way:
+            if settings.get("core.sparsecheckout") == "true":
                 return None
             await asyncio.to_thread(copy._create, settings, await copy._ask("rev-parse", "--show-object-format"))
             await copy._lay(await copy._real())
