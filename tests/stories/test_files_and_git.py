@@ -127,6 +127,8 @@ def test_the_owner_sees_the_difference_and_a_rule_permits_a_folder(call: Call, p
     assert call("files_write", path="plan.md", content="Nothing.\n")["code"] == "approval_required"
     assert (project / "plan.md").read_text() == "Buy bread.\n"
 
+    with pytest.raises(AssertionError, match="A rule names real paths"):
+        permit(project, "files_*", paths=["notes/**"])
     permit(project, "files_*", paths=[str(project / "notes" / "**")])
     assert call("files_write", path="notes/a.md", content="a")["bytes_written"] == 1
     assert call("files_write", path="other/a.md", content="a")["code"] == "approval_required"

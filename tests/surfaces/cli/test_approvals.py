@@ -82,7 +82,8 @@ def test_rules_are_added_shown_in_why_and_removed(kiwi: Kiwi, project: Path, sen
     assert kiwi("run", "post_note", "text=hi").code == 6
     assert len(sent) == 1
     assert kiwi("approvals", "show", "nothing").code == 3
-    assert kiwi("approvals", "rules", "add", "post_note", "--path", "notes").code == 4
+    assert kiwi("approvals", "rules", "add", "post_note", "--path", "notes/**").code == 0
+    assert f'paths=["{project}/notes/**"]' in kiwi("approvals", "rules").out
     assert kiwi("approvals", "rules", "add", "x").code == 3
 
 

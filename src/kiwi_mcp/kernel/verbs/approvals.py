@@ -298,7 +298,7 @@ class RuleAddRequest(Request, frozen=True, kw_only=True):
     paths: Annotated[
         tuple[LongText, ...],
         Meta(max_length=50),
-        Option("Only if it changes these real paths.", "--path", metavar="PATH"),
+        Option("Only if it changes these real paths.", "--path", metavar="PATH", kind="path"),
     ] = ()
     hosts: Annotated[
         tuple[NameText, ...], Meta(max_length=50), Option("Only if it sends to these hosts.", "--host", metavar="HOST")
