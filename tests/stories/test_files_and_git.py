@@ -319,6 +319,8 @@ def test_a_tool_of_the_owner_that_needs_git_commits_too(call: Call, project: Pat
         await kernel.aclose()
 
     asyncio.run(sign())
+    waiting = call("save")
+    assert f"may change {project}, {project}/.git" in waiting["message"]
     assert call("save", approved=True)["result"] == "done"
     assert git(project, "log", "--format=%s") == "saved\n"
     assert "fsmonitor" not in (project / ".git" / "config").read_text()

@@ -40,7 +40,10 @@ def effects_of(plan: Plan, chain: Chain) -> Effects:
     if change := plan.shown_change:
         return Effects(writes=(change.path,))
     if plan.profile is not None and plan.profile.level not in _LAX:
-        return Effects(plan.profile.writable, plan.profile.hosts)
+        # A script that needs git can move and delete branches besides, which the owner should read.
+        has_git = chain.server is None and "git" in chain.needs.commands
+        repositories = [f"{path}/.git" for path in plan.profile.writable] if has_git else []
+        return Effects((*plan.profile.writable, *repositories), plan.profile.hosts)
     # Nothing keeps it to what it asks for, so that its own word has to do.
     is_changing = chain.tool.manifest.mutates_state or bool(chain.needs.write)
     return Effects((ANYWHERE,) if is_changing else (), chain.needs.hosts)
