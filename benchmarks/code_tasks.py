@@ -397,8 +397,8 @@ def table(tasks: Sequence[Sequence[Row]]) -> str:
         lines.append(f"| {rows[0].way} | {means[0]:.1f} | {means[1]:,.0f} | {means[2]:,.0f} | {means[3]:,.0f} |")
     ratios = [[rows[one].read / rows[other].read for rows in tasks] for one, other in ((2, 3), (0, 1), (3, 1), (4, 1))]
     about = (
-        "Tokens read, ten calls ÷ one program: Kiwi {}, FastMCP {}. Kiwi's program ÷ FastMCP's: {}, and {} with few "
-        f"tools sent. Means, with the smallest and the largest of {len(tasks)} tasks. All ways gave the same answers."
+        "Tokens read, ten calls ÷ one program: Kiwi {}, FastMCP {}.\nKiwi's program ÷ FastMCP's: {}, and {} with few "
+        f"tools sent.\nMeans, with the smallest and the largest of {len(tasks)} tasks. All ways gave the same answers."
     )
     return "\n".join([*lines, "", about.format(*map(_spread, ratios)), ""])
 

@@ -29,6 +29,7 @@ import isolation
 import journey
 import learning
 import listing
+import memory_calls
 import receipts
 import registry
 import script_tools
@@ -70,6 +71,9 @@ not stream, store nothing and call a function of their own. Budget without the c
 _COMPOSITES = """\
 A composite of ten steps against ten calls of the same sandboxed bash tool, in one kernel. In memory the steps are
 `pure`; as a thread each call and its result are stored before and after."""
+_MEMORY = """\
+Calls of the memory's items by its owner, with a rule that permits them, among 200 files: each write is a commit in the
+memory's own history."""
 _CODE = """\
 Ten pages of fifty rows, of which a model wants one number: it calls a tool ten times, or sends one program. The tokens
 are those of all requests together. The milliseconds are those of Kiwi and of the tools, with the start of the program's
@@ -264,6 +268,7 @@ def parts(turns: int, tools_in_registry: int) -> Mapping[str, Callable[[], Itera
         "learning": lambda: [learning.report(learning.options().parse_args([]), is_page=True)],
         "agents": lambda: [f"## A turn of an agent, without the model\n\n{_AGENT}\n\n{agent_turns.table()}"],
         "composites": lambda: [table("A composite of ten steps", composites.measure(max(turns // 2, 3)), _COMPOSITES)],
+        "memory": lambda: [table("The memory", memory_calls.measure(max(turns // 2, 3)), _MEMORY)],
         "code": lambda: [
             f"## Code mode\n\n{_CODE}\n\n{code_mode.table()}",
             f"## Code mode over five servers\n\n{_CODE_TASKS}\n\n{code_tasks.table(code_tasks.measure())}",
