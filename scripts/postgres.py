@@ -1,8 +1,9 @@
 """A PostgreSQL of its own for tests, benchmarks and people who want to try it: `python scripts/postgres.py`.
 
 It prints its URL and runs until its input ends or it is told to stop. A line `kill` ends it as a crash would, a line
-`start` starts it again where it was; each is answered with a line. The server is the one in the development packages,
-runs as an unprivileged user, listens on the loopback address and in its own folder only, and leaves nothing behind.
+`start` starts it again where it was; each is answered with a line. Arguments, such as `fsync=off`, are settings. The
+server is the one in the development packages, runs as an unprivileged user, listens on the loopback address and in its
+own folder only, and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,8 +42,9 @@ SETTINGS = {
 class Server:
     """One server, with its data in a folder that its user owns."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, str]) -> None:
         self._folder = folder
+        self._settings = {**SETTINGS, **settings, "unix_socket_directories": str(folder)}
         self._account = _unprivileged()
         if self._account is not None:
             os.chown(folder, self._account.pw_uid, self._account.pw_gid)
@@ -64,8 +66,7 @@ class Server:
                 raise TimeoutError(f"PostgreSQL did not start. {self._last_words()}")
             # After a crash its memory is in use for a moment longer: it gives up at once, and is asked again.
             if self._process is None or self._process.poll() is not None:
-                values = {**SETTINGS, "unix_socket_directories": str(self._folder)}
-                settings = [f"--{name}={value}" for name, value in values.items()]
+                settings = [f"--{name}={value}" for name, value in self._settings.items()]
                 self._process = self._begin("postgres", "-D", self._data, "-p", str(self._port), *settings)
             time.sleep(0.05)
 
@@ -138,11 +139,11 @@ class Server:
 
 
 @contextmanager
-def running() -> Iterator[Server]:
+def running(settings: Mapping[str, str] | None = None) -> Iterator[Server]:
     """Give a started server whose folder goes away with it."""
     folder = Path(tempfile.mkdtemp(prefix="kiwi-postgres-"))
     try:
-        server = Server(folder)
+        server = Server(folder, settings or {})
         try:
             server.start()
             yield server
@@ -171,7 +172,7 @@ def main() -> None:
     """Run a server, and do what the lines of the input say."""
     signal.signal(signal.SIGTERM, _raise_exit)
     signal.signal(signal.SIGINT, _raise_exit)
-    with running() as server:
+    with running(dict(setting.split("=", 1) for setting in sys.argv[1:])) as server:
         print(server.url, flush=True)
         for line in sys.stdin:
             match line.strip():

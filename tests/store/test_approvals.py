@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,17 +12,9 @@ from kiwi_mcp.domain.records import LIFETIME_MS, Approval, ApprovalRule, Effects
 from kiwi_mcp.domain.times import run_id
 from kiwi_mcp.store.approvals import MOST_A_MINUTE, MOST_PENDING, Approvals
 from kiwi_mcp.store.database import Database
-from kiwi_mcp.store.open import open_database
 
 NOW = 1_769_601_600_000
 RUN = run_id(NOW, 7)
-
-
-@pytest.fixture
-def database(empty_url: str) -> Iterator[Database]:
-    opened = open_database(empty_url)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from kiwi_mcp.store.authors import Authors, Relaxation
 from kiwi_mcp.store.database import Database
-from kiwi_mcp.store.open import connect_to, migrate
+from kiwi_mcp.store.open import connect_to
 
 DIGEST, OTHER, CHAIN = "a" * 64, "b" * 64, "c" * 64
 
@@ -18,15 +18,14 @@ def relaxation(level: str = "standard", reason: str = "docker") -> Relaxation:
 
 
 @pytest.fixture
-def store(empty: Database) -> Database:
-    migrate(empty)
-    return empty
+def store(database: Database) -> Database:
+    return database
 
 
 @pytest.fixture
-def beside(store: Database, empty_url: str) -> Iterator[Database]:
+def beside(store: Database, store_url: str) -> Iterator[Database]:
     """The same store, as another process has it open."""
-    opened = connect_to(empty_url)
+    opened = connect_to(store_url)
     yield opened
     opened.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from threading import Thread
 
 import pytest
@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord
 from kiwi_mcp.store.database import Database, IntegrityFault
 from kiwi_mcp.store.mcp_definitions import McpDefinitions, ServerDefinitions
-from kiwi_mcp.store.open import open_database
 
 KEY = ServerKey("home", "files")
 SERVER = ServerRecord(KEY, "user/local/files@1.0.0", "files.yaml", "d" * 64, info={"name": "files"})
@@ -23,13 +22,6 @@ def offered(name: str, state: str = "new", **words: str) -> Definition:
         return definition
     accepted = {"name": name}
     return replace(definition, state=state, accepted=accepted, accepted_digest=words.get("accepted", "a" * 64))
-
-
-@pytest.fixture
-def database(empty_url: str) -> Iterator[Database]:
-    opened = open_database(empty_url)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

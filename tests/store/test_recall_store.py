@@ -6,7 +6,6 @@ import pytest
 from msgspec.structs import replace
 
 from kiwi_mcp.store.database import Database
-from kiwi_mcp.store.open import migrate
 from kiwi_mcp.store.search_index import recall as limits
 from kiwi_mcp.store.search_index.recall import MAX_LENGTH, MAX_PER_ITEM, RecallEntry, RecallStore
 
@@ -14,9 +13,8 @@ RAIN = RecallEntry("user/local/umbrella", "will it rain", is_run=False, at=1)
 
 
 @pytest.fixture
-def store(empty: Database) -> Database:
-    migrate(empty)
-    return empty
+def store(database: Database) -> Database:
+    return database
 
 
 def test_a_run_replaces_a_load_and_not_the_reverse(store: Database) -> None:

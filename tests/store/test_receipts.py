@@ -49,15 +49,16 @@ def receipts(database: Database) -> Receipts:
 
 
 def tamper(database: Database, *statements: str) -> None:
-    """Change the store as an attacker with access to the database can: drop the triggers first."""
-    drop = {
-        "sqlite": "drop trigger receipts_never_change; drop trigger receipts_stay;",
-        "postgres": "alter table receipts disable trigger all;",
-    }
+    """Change the store as an attacker with access to the database can: without the triggers."""
+    before, after = {
+        "sqlite": ("drop trigger receipts_never_change; drop trigger receipts_stay;", ""),
+        "postgres": ("alter table receipts disable trigger all;", "alter table receipts enable trigger all;"),
+    }[database.dialect]
     with database.transaction() as transaction:
-        transaction.run_script(drop[database.dialect])
+        transaction.run_script(before)
         for statement in statements:
             transaction.write(statement)
+        transaction.run_script(after)
 
 
 def faults(receipts: Receipts) -> list[tuple[str, str]]:

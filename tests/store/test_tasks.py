@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,13 +13,6 @@ from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.tasks import KEPT_MS, LOST, STALE_MS, Task, TaskCommand, Tasks
 
 NOW = 1_769_601_600_000
-
-
-@pytest.fixture
-def database(empty_url: str) -> Iterator[Database]:
-    opened = open_database(empty_url)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

@@ -145,8 +145,7 @@ def new_remote(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MakeR
     count = 0
 
     def postgres() -> str:
-        template = request.getfixturevalue("_postgres_template")
-        return str(request.getfixturevalue("new_postgres")(template))
+        return str(request.getfixturevalue("new_postgres_store")())
 
     def make(
         kind: str = "folder", *releases: CheckedRelease, actor: Actor = EVE, is_own: bool = True
