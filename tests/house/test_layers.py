@@ -103,7 +103,6 @@ def test_imports_run_one_way_and_only_primitives_import_low_level_modules(root: 
     assert lint.returncode == 0, lint.stdout + lint.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.req("K-PR-03")
 def test_only_primitives_import_standard_library_modules_with_outside_effects(
     modules: Mapping[str, ast.Module],
@@ -131,7 +130,6 @@ def test_only_primitives_start_processes_open_connections_or_reveal_secrets(
     assert found == []
 
 
-@pytest.mark.slow
 @pytest.mark.req("K-PR-03")
 def test_only_named_environment_variables_are_read(modules: Mapping[str, ast.Module]) -> None:
     """A literal name is a setting of Kiwi's own; a computed name could be a variable of the user."""
