@@ -135,16 +135,15 @@ def test_migrations_are_applied_once_and_in_order(empty: Database, steps: Steps)
 
 
 def test_a_failed_migration_leaves_nothing(empty: Database, steps: Steps) -> None:
-    good = "create table a (x integer);"
+    a, b, broken = (f"create table {name} (x integer);" for name in "abc")
+    migrate(empty, steps("first", _0001_a=a))
     with pytest.raises(KiwiError):
-        migrate(
-            empty, steps("broken", _0001_a=good, _0002_b="create table b (x integer); insert into nowhere values (1);")
-        )
+        migrate(empty, steps("broken", _0001_a=a, _0002_b=b, _0003_c=f"{broken} insert into nowhere values (1);"))
     assert tables(empty) == {"a"}
     assert [row[0] for row in applied(empty)] == [1]
 
-    migrate(empty, steps("fixed", _0001_a=good, _0002_b="create table b (x integer);"))
-    assert tables(empty) == {"a", "b"}
+    migrate(empty, steps("fixed", _0001_a=a, _0002_b=b, _0003_c=broken))
+    assert tables(empty) == {"a", "b", "c"}
 
 
 def test_a_changed_migration_is_detected(empty: Database, steps: Steps) -> None:
@@ -179,7 +178,7 @@ def test_processes_that_start_concurrently_all_find_the_store_ready(empty_url: s
     database.close()
 
 
-def test_a_killed_migration_leaves_whole_steps(new_url: Callable[[], str], begin: Begin) -> None:
+def test_a_killed_migration_leaves_all_steps_or_none(new_url: Callable[[], str], begin: Begin) -> None:
     chance, url = random.Random(7), new_url()
     for _ in range(4):
         process = begin(OPEN, url)

@@ -46,7 +46,7 @@ def read_migrations(folder: Path) -> tuple[Migration, ...]:
 
 
 def migrate(database: Database, folder: Path = FOLDER) -> None:
-    """Apply the steps that a store has not seen; another process may be doing the same."""
+    """Apply the steps that a store has not seen, all or none; another process may be doing the same."""
     known = read_migrations(folder / database.dialect)
     try:
         applied = _applied(database)
@@ -55,16 +55,17 @@ def migrate(database: Database, folder: Path = FOLDER) -> None:
             raise
         database.check_extensions()
         applied = {}
-    for migration in _missing(database.url, known, applied):
-        with database.transaction() as transaction:
-            transaction.write(_TABLE)
-            # Check again under the write lock: another process may have applied the migration first.
-            if migration in _missing(database.url, known, _applied(transaction)):
-                transaction.run_script(migration.script)
-                transaction.write(
-                    "insert into schema_migrations (number, name, checksum, applied_at) values (?, ?, ?, ?)",
-                    (migration.number, migration.name, migration.checksum, moment()),
-                )
+    if not _missing(database.url, known, applied):
+        return
+    with database.transaction() as transaction:
+        transaction.write(_TABLE)
+        # Check again under the write lock: another process may have applied them first.
+        for migration in _missing(database.url, known, _applied(transaction)):
+            transaction.run_script(migration.script)
+            transaction.write(
+                "insert into schema_migrations (number, name, checksum, applied_at) values (?, ?, ?, ?)",
+                (migration.number, migration.name, migration.checksum, moment()),
+            )
 
 
 def _applied(source: Database | Transaction) -> Mapping[int, str]:
