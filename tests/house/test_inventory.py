@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from kiwi_mcp.store.database import Database
-from kiwi_mcp.surfaces.gateway.app import HEALTH, verb_routes
 from kiwi_mcp.surfaces.gateway.auth import VisitedKernel
 from kiwi_mcp.surfaces.gateway.mcp import MCP
 from kiwi_mcp.surfaces.gateway.oauth import WELL_KNOWN
+from kiwi_mcp.surfaces.gateway.server import HEALTH, verb_routes
 
 TAGS = {"memory", "tool", "component", "API", "external"}
 Inventory = Mapping[str, Mapping[str, str]]

@@ -15,6 +15,7 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kiwi_mcp import __version__
 from kiwi_mcp.domain.errors import IsolationUnavailable, Unavailable
@@ -226,7 +227,8 @@ _Known: TypeAlias = dict[str, frozenset[str]]
 _FILE = "isolation.json"
 _LARGEST = 65_536
 _GROUPED = frozenset({"mem_limit", "cpu_limit"})
-_TRIES = 4
+_CPUS = (0.5, 0.5, 0.2, 0.05)
+"""The share of a processor at each try of a self-test: on a busy machine no process gets as much as a large one."""
 _NO_LIMITS = (
     "Kiwi cannot limit the memory and the processors of all processes of a tool together: it can make no control "
     "groups here, and its watchdog cannot see the processes. Start Kiwi where control groups are delegated to it. "
@@ -339,8 +341,9 @@ async def _examined(backend: Backend, state: Path, run: Runner) -> BackendReport
 async def _shown(backend: Backend, test: SelfTest, run: Runner) -> frozenset[str]:
     """Return what a self-test shows; one that bounds a group is repeated, as a busy machine may hide what holds."""
     shown: frozenset[str] = frozenset()
-    for _ in range(_TRIES if test.profile.level == "restricted" else 1):
-        with backend.wrap(test.spec, test.profile) as confined:
+    for cpus in _CPUS if test.profile.level == "restricted" else _CPUS[:1]:
+        profile = replace(test.profile, limits=replace(test.profile.limits, cpus=cpus))
+        with backend.wrap(test.spec, profile) as confined:
             before = confined.throttle_count()
             ended = await run(confined)
             confined.check(ended)
