@@ -146,7 +146,10 @@ def callable_chain(call: Call, context: Context) -> Chain:
 def prepare_again(run: Run, context: Context) -> Prepared:
     """Return the item of a run, prepared once more from what is there now."""
     chain = callable_chain(run.call, context)
-    return prepare(chain, run.prepared.driver, run.call, context)
+    prepared = prepare(chain, run.prepared.driver, run.call, context)
+    if isinstance(run.plan.spec, ProcessSpec) and not chain.server:
+        prepared.isolated(run.plan, run.call.space)  # the profile of its sandbox is prepared, too
+    return prepared
 
 
 def bind_plan(run: Run, prepared: Prepared, inputs: JsonObject, context: Context) -> None:
