@@ -147,7 +147,8 @@ async def test_the_form_of_the_first_manifests_runs_in_its_image(house: House, i
     (house.project / "data" / "a").write_text("from the project\n")
     (house.project / "data" / ".env").write_text("TOKEN=secret\n")
     script = (
-        'cd /app/data; busybox=/bin/busybox; $busybox cat; echo; echo "$1"; $busybox cat a .env; echo made > made; '
+        "cd /app/data; busybox=/bin/busybox; $busybox cat $KIWI_PARAMETERS; echo; "
+        'echo "$1"; $busybox cat a .env; echo made > made; '
         "echo x > /outside || echo 'read-only'; $busybox grep -E 'CapEff|NoNewPrivs' /proc/self/status; "
         "$busybox tail -n +3 /proc/net/dev | $busybox wc -l; $busybox env"
     )
@@ -168,7 +169,8 @@ async def test_the_form_of_the_first_manifests_runs_in_its_image(house: House, i
     assert "read-only" in told
     assert "CapEff:\t0000000000000000\nNoNewPrivs:\t1\n1\n" in told  # one interface, which is its own loopback
     assert "secret" not in told
-    assert "KIWI" not in told
+    assert "KIWI_PROJECT" not in told
+    assert list((house.root / "cache").glob("kiwi-*.json")) == []  # the parameters
     assert (house.project / "data" / "made").read_text() == "made\n"
     isolation = as_object(answer["isolation"])
     assert (isolation["used"], isolation["backend"]) == ("standard", "podman")

@@ -24,6 +24,7 @@ async def test_a_client_may_call_a_tool_a_script(house: House, sandbox: None) ->
     house.write("scripts/probe/tool.yaml", {**manifest, "description": "Probe"})
     house.write("scripts/probe/main.py", "def main():\n    return 'ran'\n")
     about: JsonObject = {"item_type": "script", "item_id": "probe"}
+    await house.own("execute", action="sign", **about)
     assert (await house.own("execute", action="run", **about))["result"] == "ran"
     assert (await house.own("load", **about))["identity"] == "project/local/probe@1.0.0"
     async with house.client() as client:
@@ -42,6 +43,7 @@ async def test_a_client_may_call_a_tool_a_script(house: House, sandbox: None) ->
         ("[1]", {"format": "text"}, "is not text"),
         ("'some'", {"format": "text"}, ""),
         ("'notes.txt'", {"format": "file"}, ""),
+        ("'/etc/passwd'", {"format": "file"}, "is not the path of a file"),
         ("'missing.txt'", {"format": "file"}, "is not the path of a file"),
         ("'\\0'", {"format": "file"}, "is not the path of a file"),
     ],
@@ -51,6 +53,7 @@ async def test_a_result_that_is_not_as_declared_is_given_with_a_warning(
 ) -> None:
     (house.project / "notes.txt").touch()
     script(house, result, outputs=outputs)
+    await house.own("execute", action="sign", item_id="probe")
     answer = await house.own("execute", item_id="probe")
     found = [str(one) for one in as_list(answer.get("warnings")) if "`outputs`" in str(one)]
     assert answer["status"] == "success"

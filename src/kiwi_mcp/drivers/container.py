@@ -33,6 +33,7 @@ from kiwi_mcp.sandbox.levels import demands
 from kiwi_mcp.sandbox.process_setup import refuse_sockets
 
 _OWN_WORDS = "{container}"
+_PARAMETERS = "/kiwi/parameters.json"
 _EVERY_HOST = "*"
 _TIMEOUT, _BUILD_TIMEOUT = 60.0, 600.0
 _ENGINE_FAILED = 125
@@ -116,12 +117,16 @@ async def run_container(
     call = ProcessSpec((engine,), plan.spec.cwd, plan.spec.env, timeout=_TIMEOUT)
     if "build_context" in chain.tool.manifest.config:
         await _build(call, chain.tool, build_folder, sandbox, report)
-    masks = tuple(_masks(chain.tool, plan.profile, space))
-    argv = (*plan.spec.argv[:2], f"--name={name}", *masks, *plan.spec.argv[2:])
+    parameters = space.cache / f"{name}.json"
+    own = (f"--name={name}", f"--volume={parameters}:{_PARAMETERS}:ro", *_masks(chain.tool, plan.profile, space))
+    spec = replace(plan.spec, argv=(*plan.spec.argv[:2], *own, *plan.spec.argv[2:]), stdin=b"")
     result = None
     try:
-        result = await sandbox.run(replace(plan.spec, argv=argv), secrets={}, report=report, confirm=confirm)
+        with os.fdopen(os.open(parameters, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(plan.spec.stdin)
+        result = await sandbox.run(spec, secrets={}, report=report, confirm=confirm)
     finally:
+        parameters.unlink(missing_ok=True)
         if result is None or result.exit_code is None or result.timed_out or result.stopped:
             remove = replace(call, argv=(engine, "rm", "--force", name))
             await completed(_ignoring(sandbox, remove))
@@ -134,7 +139,7 @@ async def run_container(
         **as_object(outcome.details["isolation"]),
         "used": plan.profile.level,
         "backend": Path(engine).name,
-        "limited_by": "cgroup",
+        "limited_by": Path(engine).name,
         "properties": sorted(demands("standard").requires),
     }
     return replace(outcome, details={**outcome.details, "isolation": isolation})

@@ -35,6 +35,7 @@ def output_faults(outputs: JsonObject, result: Json, project: Path) -> tuple[str
 
 def _is_file(project: Path, named: str) -> bool:
     try:
-        return (project / named.strip()).is_file()
-    except (OSError, ValueError):  # no name that a file can have
+        path = (project / named.strip()).resolve()
+        return path.is_relative_to(project.resolve()) and path.is_file()
+    except (OSError, ValueError, RuntimeError):  # no name that a file can have, or a loop of links
         return False
