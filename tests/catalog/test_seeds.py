@@ -26,6 +26,8 @@ RUNTIMES = {"bash_runtime", "container_runtime", "deno_runtime", "llm_runtime", 
 NATIVE = {"return", "ask", "spawn", "wait", "checkpoints", "code", "skill"} | {
     f"memory_{name}" for name in ("read", "write", "edit", "delete", "list", "search", "history", "export")
 }
+FILES = {f"files_{name}" for name in ("read", "write", "edit", "delete", "list", "search")}
+GIT = {f"git_{name}" for name in ("status", "diff", "log", "commit", "init")}
 PROVIDERS = {
     f"{name}_runtime"
     for name in (
@@ -57,9 +59,10 @@ def test_a_fresh_registry_holds_the_primitives_the_runtimes_and_the_official_ser
 
     found = {listed.name.tool_id: listed for listed in registry.find()}
 
-    assert set(found) == PRIMITIVES | NATIVE | RUNTIMES | PROVIDERS | SERVERS
+    built_in = PRIMITIVES | NATIVE | RUNTIMES | PROVIDERS | FILES | GIT
+    assert set(found) == built_in | SERVERS
     assert all(listed.is_official and listed.name.namespace == BUILTIN_NAMESPACE for listed in found.values())
-    assert {name for name, listed in found.items() if listed.is_builtin} == PRIMITIVES | NATIVE | RUNTIMES | PROVIDERS
+    assert {name for name, listed in found.items() if listed.is_builtin} == built_in
     assert {name for name, listed in found.items() if listed.executor is None} == PRIMITIVES | NATIVE
     assert [*registry.verify()] == []
 
@@ -71,7 +74,9 @@ def test_the_hashes_match_the_files_that_ship(registry: Registry) -> None:
     for release in registry.read([listed.id for listed in registry.find()]):
         base = BUILTIN if (BUILTIN / release.place).exists() else OFFICIAL
         folder = (base / release.place).parent
-        assert all((folder / file.path).read_bytes() == file.data for file in release.files)
+        for file in release.files:  # what tools share is in a folder beside them
+            path = base / "tools" / file.path if file.path.startswith("lib/") else folder / file.path
+            assert path.read_bytes() == file.data
         stated = json.loads(release.statement)
         assert release.digest == f"sha256:{sha256(release.statement).hexdigest()}"
         others = {file["path"]: file["sha256"] for file in stated["files"]}

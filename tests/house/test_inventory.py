@@ -89,7 +89,7 @@ def test_routes_are_made_where_the_inventory_looks_for_them(root: Path) -> None:
         for first in ROUTE.findall(path.read_text(encoding="utf-8"))
     }
     assert made == {
-        ("surfaces/gateway/app.py", first)
+        ("surfaces/gateway/server.py", first)
         for first in ("HEALTH", "LAYOUT", "INDEX", 'BLOBS + "/{digest}"', "path", "OPENAPI", "path_of(one)")
     }
 

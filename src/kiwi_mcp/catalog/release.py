@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -40,7 +40,7 @@ from kiwi_mcp.manifest.signatures import (
 from kiwi_mcp.manifest.trust import ReleaseTrust, Trusted, vouch
 from kiwi_mcp.manifest.type_specs import TypeSpecs, load_type_specs
 from kiwi_mcp.store.registry.registry import Registry
-from kiwi_mcp.store.registry.release_check import CheckedRelease
+from kiwi_mcp.store.registry.release_check import CheckedRelease, order
 
 _REQUIRED = ("tool_id", "tool_type", "version")
 _OPTIONAL = (
@@ -215,15 +215,13 @@ def _checked_seeds() -> tuple[CheckedRelease, ...]:
     return tuple(map(CheckedRelease.of, seeds()))
 
 
-def seeds() -> Iterator[Release]:
-    """Yield a release of each item, executors before the items that use them."""
+def seeds() -> Sequence[Release]:
+    """Return a release of each item, executors before the items that use them."""
     links = [_tool(path, BUILTIN) for path in sorted((BUILTIN / "tools").rglob("*.yaml"))]
     servers = [_tool(path, OFFICIAL) for path in sorted((OFFICIAL / "tools").rglob("*.yaml"))]
     pins = {tool.id: _pin(tool) for tool in links}
-    for tool in sorted(links, key=lambda link: link.manifest.executor is not None):
-        yield replace(_release(tool, pins), is_builtin=True)
-    for tool in servers:
-        yield _release(tool, pins)
+    shipped = (replace(_release(tool, pins), is_builtin=True) for tool in links)
+    return order((*shipped, *(_release(tool, pins) for tool in servers)))
 
 
 def _tool(path: Path, base: Path) -> Tool:
