@@ -52,6 +52,7 @@ class DbosEngine:
         self._steps: dict[str, Callable[[], Coroutine[object, object, str]]] = {}
         self._numbers = count(1)
         self._cleaned_at = monotonic() - _CLEANING
+        self._fault: Exception | None = None
         # The thread counts its recoveries itself.
         self._segment = DBOS.workflow(name="segment", max_recovery_attempts=None)(self._workflow())
         config: DBOSConfig = {
@@ -101,13 +102,25 @@ class DbosEngine:
         finally:
             del self._steps[name]
         if not tasks:
+            self._fault = fault
             raise _unavailable("it cannot begin a workflow") from fault
         if tasks[0].cancelled():
             raise LeaseLost(thread_id) from fault
         return tasks[0].result()
 
     async def sweep(self, live: Collection[str]) -> None:
-        """Cancel the workflows of lost workers, and those that end only in the journal; delete old ones."""
+        """Cancel the workflows of lost workers, and those that end only in the journal; delete old ones.
+
+        Raise an error if DBOS does not work: then the worker ends, and does not take the same threads again and again.
+        """
+        if self._fault is not None:
+            raise _unavailable("it cannot begin a workflow") from self._fault
+        try:
+            await self._sweep(live)
+        except Exception as error:
+            raise _unavailable("its tables cannot be read or written") from error
+
+    async def _sweep(self, live: Collection[str]) -> None:
         listed = partial(
             DBOS.list_workflows_async,
             application_name=self._application,
@@ -116,8 +129,8 @@ class DbosEngine:
             limit=_MOST,
         )
         pending = await listed(status="PENDING")
-        open_ = [one.workflow_id for one in pending if one.executor_id in live and one.executor_id != self._process]
-        lost = {one.workflow_id for one in pending}.difference(open_, self._steps)
+        others = [one.workflow_id for one in pending if one.executor_id in live and one.executor_id != self._process]
+        lost = {one.workflow_id for one in pending}.difference(others, self._steps)
         if lost:
             await DBOS.cancel_workflows_async([*lost])
         if monotonic() - self._cleaned_at >= _CLEANING:
@@ -138,8 +151,8 @@ class DbosEngine:
 
 def open_engine(url: str, owner: str, process: str) -> DbosEngine:
     """Start DBOS beside a store: in the same PostgreSQL, or in a file beside that of SQLite."""
-    engine = DbosEngine(_sqlite(url) if url.startswith(_FILE) else _postgres(url), owner, process)
     try:
+        engine = DbosEngine(_sqlite(url) if url.startswith(_FILE) else _postgres(url), owner, process)
         DBOS.launch()
     except Exception as error:  # it lets the errors of the driver pass
         DBOS.destroy(destroy_registry=True)
@@ -161,6 +174,7 @@ def _postgres(url: str) -> Tables:
 
 def _sqlite(url: str) -> Tables:
     path = Path(url.removeprefix(_FILE)).with_name("engine.db")
+    path.touch(mode=0o600)
     tables = create_engine(f"sqlite:///{path}", module=library)
 
     @event.listens_for(tables, "connect")

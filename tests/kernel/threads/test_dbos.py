@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -203,6 +204,7 @@ async def test_dbos_stores_who_ran_a_segment_and_nothing_of_it_and_forgets_it_af
     rows = engine.read("select status, application_version, serialization, executor_id from workflow_status")
     assert [row[:3] for row in rows] == [("SUCCESS", "kiwi-1", "portable_json")] * 2
     assert len({row[3] for row in rows}) == 2
+    assert engine.url or stat.S_IMODE(engine.file.stat().st_mode) == 0o600
     stored = engine.read("select inputs, output from workflow_input join workflow_output using (workflow_uuid)")
     assert stored == [('{"namedArgs":{},"positionalArgs":[]}', '"ended"')] * 2
     with engine.open() as connection:
@@ -215,6 +217,21 @@ async def test_dbos_stores_who_ran_a_segment_and_nothing_of_it_and_forgets_it_af
     failed = await engine.agents.read("thread", action="show", thread_id=lost)
     assert (failed["status"], failed["code"]) == ("failed", "recovery_limit")
     assert engine.statuses() == []
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+async def test_a_worker_ends_when_dbos_does_not_work_and_its_threads_are_left_to_others(engine: EngineTables) -> None:
+    engine.agents.model.will(say("Birds."))
+    worker = engine.start_worker()
+    with engine.open() as connection:
+        connection.execute("alter table workflow_status rename to lost")
+    thread_id = await engine.start_thread()
+    assert await asyncio.to_thread(worker.wait, SECONDS) == 7
+    assert engine.agents.model.requests == []
+    done = await engine.agents.read("thread", action="resume", thread_id=thread_id, wait=True)
+    assert (done["status"], done["result"]) == ("completed", "Birds.")
+    again = engine.start_worker("--until-idle")
+    assert await asyncio.to_thread(again.wait, SECONDS) == 7
 
 
 def test_an_engine_whose_package_is_missing_is_refused_with_the_command_that_installs_it(
