@@ -58,6 +58,7 @@ class DbosEngine:
         config: DBOSConfig = {
             "name": self._application,
             "system_database_engine": tables,
+            "dbos_system_schema": "kiwi_dbos",  # other programs may use the default one, with another version of DBOS
             "application_version": PROTOCOL,
             "executor_id": process,
             "serializer": DBOSPortableJSONSerializer(),  # the default would unpickle what it reads

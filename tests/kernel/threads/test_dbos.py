@@ -46,7 +46,7 @@ class EngineTables:
     def open(self) -> Iterator[Any]:
         """Open the tables of DBOS."""
         if self.url:
-            with psycopg.connect(self.url, options="-c search_path=dbos,public") as connection:
+            with psycopg.connect(self.url, options="-c search_path=kiwi_dbos,public") as connection:
                 yield connection
         else:
             with closing(library.connect(self.file)) as connection:
@@ -180,7 +180,7 @@ async def test_a_thread_continues_when_its_workflow_is_cancelled_or_its_worker_i
     ((name,),) = engine.read("select workflow_uuid from workflow_status")
     assert name == f"{thread_id}.1.1"
     url = engine.url or f"sqlite:///{engine.file}"
-    argv = [Path(sys.prefix, "bin", "dbos"), "workflow", "cancel", name, "--sys-db-url", url]
+    argv = [Path(sys.prefix, "bin", "dbos"), "workflow", "cancel", name, "--sys-db-url", url, "--schema", "kiwi_dbos"]
     await asyncio.to_thread(subprocess.run, argv, check=True, capture_output=True, timeout=SECONDS)
     assert await asyncio.to_thread(asked.acquire, timeout=SECONDS)  # the lease was given back, and taken again
     assert engine.statuses() == ["CANCELLED", "PENDING"]
