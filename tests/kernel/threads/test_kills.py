@@ -14,8 +14,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from kiwi_mcp.domain.threads import Thread
 from kiwi_mcp.kernel.threads.runner import ThreadRunner
 from kiwi_mcp.kernel.threads.wake import worker_lock
 from kiwi_mcp.policy.tokens import TokenStore
+from kiwi_mcp.store.sqlite import library
 from kiwi_mcp.store.threads import ThreadFilter
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -111,6 +113,16 @@ class Siege:
         connection.request("POST", "/v1/thread/start", json.dumps(request), headers)
         self.connections.append(connection)  # closed, it would cancel the request
         return process
+
+    def stop(self, process: subprocess.Popen[bytes]) -> None:
+        """Stop a process between two transactions: a file of SQLite that it writes is locked while it is stopped."""
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.05)
+        while any(map(is_locked, (self.agents.user / "state").glob("*.db"))):
+            process.send_signal(signal.SIGCONT)
+            time.sleep(self.chance.random() * 0.05)
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(0.05)
 
     def next_topic(self) -> str:
         """Return the topic of a new tree of threads."""
@@ -215,6 +227,16 @@ class Siege:
         assert sum(one.input_tokens + one.output_tokens for one in charged) == root.usage.tokens
 
 
+def is_locked(path: Path) -> bool:
+    """Whether another process is in the middle of a transaction that writes."""
+    with closing(library.connect(path, timeout=0.2)) as connection:
+        try:
+            connection.execute("begin immediate")
+        except library.OperationalError:
+            return True
+        return False
+
+
 @pytest.fixture(params=["sqlite-inline", "sqlite-dbos", "postgres-inline", "postgres-dbos"])
 async def siege(request: pytest.FixtureRequest, agents: Agents) -> Siege:
     return await besieged(request, agents)
@@ -274,7 +296,7 @@ async def stop_past_the_lease(siege: Siege, victim: str) -> bool:
     process = getattr(siege, f"start_{victim}")()
     await asyncio.to_thread(siege.wait_for_requests, seen, process, 60)
     await asyncio.sleep(siege.chance.random() * 0.3)
-    process.send_signal(signal.SIGSTOP)
+    await asyncio.to_thread(siege.stop, process)
     with database.transaction() as transaction:  # as if it had been silent for 15 seconds
         transaction.write("update threads set beat_at = 0", ())
         transaction.write("update workers set beat_at = 0", ())
