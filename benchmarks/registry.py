@@ -114,7 +114,8 @@ def measure_import(place: Place, turns: int) -> list[Measured]:
     with ExitStack() as stack:
         # Stores are made before the clock starts: each turn fills one that nothing was published to.
         model, *seeded = (stack.enter_context(opened(place.new_url())) for _ in range(turns + 2))
-        empty = [_migrated(place.new_url()) for _ in seeded]
+        types = model.database.read("select tool_type from tool_types")
+        empty = [_migrated(place.new_url(), types) for _ in seeded]
         made = [tuple(releases(registry, _IMPORTED)) for registry in seeded]
         fill(model, _IMPORTED)
         rows = {name: model.database.read(f"select * from {name}") for name in _TABLES}
@@ -127,8 +128,11 @@ def _publish(registry: Registry, made: Sequence[CheckedRelease]) -> None:
     registry.publish(made)
 
 
-def _migrated(url: str) -> str:
-    open_database(url).close()
+def _migrated(url: str, types: Sequence[Row]) -> str:
+    """Make a store without any item, in which each of the types can be used."""
+    with closing(open_database(url)) as database, database.transaction() as transaction:
+        known = {*transaction.read("select tool_type from tool_types")}
+        transaction.insert("tool_types", ("tool_type",), [one for one in types if one not in known])
     return url
 
 

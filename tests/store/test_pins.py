@@ -282,3 +282,17 @@ def test_a_reference_to_what_is_not_there_or_private_is_refused(ann: Registry) -
         ann.publish([agent])
     with pytest.raises(InvalidRequest, match="is private"):
         ann.publish([agent, secret])
+
+
+def test_an_item_and_what_it_names_stay_visible_to_the_same_users(ann: Registry) -> None:
+    helper = release("acme/helper_a@1.0.0")
+    agent = replace(release("acme/agent@1.0.0"), references=(on(helper),))
+    ann.publish([helper, agent, release("acme/helperxa@1.0.0")])
+
+    with pytest.raises(InvalidRequest, match="cannot become private"):
+        ann.publish([], [shown("acme/helper_a", "private")])
+    ann.publish([], [shown("acme/helperxa", "private")])
+    ann.publish([], [shown("acme/agent", "private")])
+    ann.publish([], [shown("acme/helper_a", "private")])
+    with pytest.raises(InvalidRequest, match="is private"):
+        ann.publish([], [shown("acme/agent", "public")])

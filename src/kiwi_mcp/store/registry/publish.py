@@ -37,6 +37,7 @@ from kiwi_mcp.domain.registry import (
     VersionName,
     closure_in,
     is_same_content,
+    pins_from_json,
     pins_of,
     pins_to_json,
 )
@@ -439,6 +440,10 @@ where v.tool_id = ? and e.id = v.executor_version_id and et.id = e.tool_id and e
 _STOOD_ON = """select 1 from tool_versions e cross join tool_versions v cross join tools t
 where e.tool_id = ? and v.executor_version_id = e.id and t.id = v.tool_id
 and t.id <> e.tool_id and (t.visibility <> 'private' or t.namespace <> ?) limit 1"""
+_NAMED_BY = """select 1 from tool_versions v cross join tools t
+where t.id = v.tool_id and t.id <> ? and (t.visibility <> 'private' or t.namespace <> ?)
+and replace(v.item_references, ?, '') <> v.item_references limit 1"""
+_NAMES = "select item_references from tool_versions where tool_id = ?"
 
 
 class StatusRow(Struct, frozen=True):
@@ -542,9 +547,11 @@ def _find_item(transaction: Transaction, sight: VisibilityFilter, name: VersionN
 
 
 def _check_sight(transaction: Transaction, tool: str, name: VersionName, visibility: str) -> None:
-    """Refuse a visibility that would show an item to actors who cannot see its executor."""
+    """Refuse a visibility that would show an item to actors who cannot see what it depends on."""
     if visibility == "private":
-        if transaction.read(_STOOD_ON, (tool, name.namespace)):
+        named = '","{}","{}","'.format(*name.item)  # as in the JSON of a pin
+        own = tool, name.namespace
+        if transaction.read(_STOOD_ON, own) or transaction.read(_NAMED_BY, (*own, named)):
             raise InvalidRequest(
                 f"{'/'.join(name.item)} cannot become private: published versions that others see depend on it.",
                 suggestion="Make it unlisted, which keeps it out of lists and searches.",
@@ -552,3 +559,9 @@ def _check_sight(transaction: Transaction, tool: str, name: VersionName, visibil
     elif rows := transaction.read(_STANDS_ON, (tool,)):
         version, *executor = (str(part) for part in rows[0])
         raise visibility_conflict(str(replace(name, version=version)), str(VersionName(*executor)))
+    else:
+        pins = [pin for (text,) in transaction.read(_NAMES, (tool,)) for pin in pins_from_json(str(text))]
+        items = look_up(transaction, {pin.name.item for pin in pins}).items
+        for pin in pins:
+            if pin.name.item in items and items[pin.name.item].visibility == "private":
+                raise visibility_conflict("/".join(name.item), str(pin.name))
