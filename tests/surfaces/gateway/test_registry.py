@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from kiwi_mcp.catalog.release import check_release
 from kiwi_mcp.domain.errors import ArtifactRefused, Denied, KiwiError, NotFound, TokenRefused, VersionConflict
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
-from kiwi_mcp.domain.registry import Actor, RegistryEvent, VersionName
+from kiwi_mcp.domain.registry import Actor, Pin, RegistryEvent, VersionName
 from kiwi_mcp.primitives.http import client
 from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.registry.registry import Registry
@@ -87,17 +87,19 @@ def test_versions_pushed_by_one_machine_are_pulled_by_another_unchanged(
     served: Served, a_release: Make, tmp_path: Path
 ) -> None:
     base = a_release("acme/base@1.0.0")
+    words = a_release("acme/words@1.0.0")
     tool = a_release("acme/greeter@1.0.0", on=base, code="print('${TEAM_TOKEN} \\u0024{X} ü')\n")
+    tool = replace(tool, references=(Pin("words", words.name, words.digest),))
     here, there = (open_database(f"sqlite://{tmp_path}/{name}.db") for name in ("here", "there"))
     mine = LocalRegistry(Registry(here, Actor("eve", ("acme",))), "mine", is_own=True)
     theirs = LocalRegistry(Registry(there, Actor("bob", ("public",))), "theirs", is_own=True)
-    run(mine.write([base, tool], ()))
+    (written, *_) = run(mine.write([tool, base, words], ()))
     writer, reader = served.token("eve", "acme"), served.token("bob", "public", can_write=False)
 
     done = run(using(served.remote(writer), lambda remote: copy(mine, remote)))
-    assert set(done.new) == {base.name, tool.name}
+    assert set(done.new) == {base.name, words.name, tool.name}
     again = run(using(served.remote(writer), lambda remote: copy(mine, remote)))
-    assert (again.new, again.unchanged) == ((), 2)
+    assert (again.new, again.unchanged) == ((), 3)
 
     pulled = run(
         using(
@@ -105,10 +107,11 @@ def test_versions_pushed_by_one_machine_are_pulled_by_another_unchanged(
             lambda remote: pull(remote, theirs, VersionQuery.parse("acme/greeter"), namespaces=()),
         )
     )
-    assert [one.name for one in pulled] == [base.name, tool.name]
+    assert [one.name for one in pulled] == [base.name, words.name, tool.name]
+    assert pulled[-1].closure == written.closure
     (copied,) = run(theirs.read([tool.name]))
     assert sorted(copied.files, key=lambda file: file.path) == sorted(tool.files, key=lambda file: file.path)
-    assert copied.digest == tool.digest
+    assert (copied.digest, copied.references) == (tool.digest, tool.references)
     here.close()
     there.close()
 
