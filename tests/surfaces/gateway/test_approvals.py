@@ -29,7 +29,9 @@ async def agreeing(served: Tools, mode: Mode, kind: str) -> AsyncIterator[Client
 
     secret = served.tokens.add(f"some-{kind}", [], can_write=False, can_use_tools=True, kind=kind)
     async with (
-        httpx2.AsyncClient(headers={"Authorization": f"Bearer {secret}"}, trust_env=False, timeout=120) as bare,
+        httpx2.AsyncClient(
+            headers={"Authorization": f"Bearer {secret}"}, trust_env=False, verify=False, timeout=120
+        ) as bare,
         Client(streamable_http_client(served.url, http_client=bare), mode=mode, elicitation_callback=agree) as client,
     ):
         yield client

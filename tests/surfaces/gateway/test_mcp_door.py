@@ -83,7 +83,7 @@ def test_without_a_token_for_tools_no_tools_are_served(serving_tools: ServeTools
 def test_a_client_shows_why_it_was_refused(serving_tools: ServeTools, mode: Literal["auto", "legacy"]) -> None:
     async def refusal(served: Tools, token: str) -> str:
         headers = {"Authorization": f"Bearer {token}"}
-        async with httpx2.AsyncClient(headers=headers, trust_env=False) as http:
+        async with httpx2.AsyncClient(headers=headers, trust_env=False, verify=False) as http:
             with pytest.raises(BaseExceptionGroup) as refused:
                 async with Client(streamable_http_client(served.url, http_client=http), mode=mode):
                     pass

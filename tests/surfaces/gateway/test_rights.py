@@ -288,7 +288,7 @@ def test_a_question_ends_when_its_handshake_client_leaves(serving_tools: ServeTo
 
             async def call() -> None:
                 async with (
-                    httpx2.AsyncClient(headers=words, trust_env=False, timeout=120) as bare,
+                    httpx2.AsyncClient(headers=words, trust_env=False, verify=False, timeout=120) as bare,
                     streamable_http_client(served.url, http_client=bare, terminate_on_close=False) as (
                         incoming,
                         outgoing,

@@ -141,7 +141,9 @@ async def test_no_tool_call_answers_a_question_and_a_token_that_may_manage_does(
         assert (await agents.read("thread", action="show", thread_id=waiting["thread_id"]))["questions"]
         manager = served.tokens.add("ci", (), can_write=False, can_use_tools=True, kind="owner", can_manage=True)
         address = f"{served.url.removesuffix('/mcp')}/v1/thread/answer"
-        async with httpx2.AsyncClient(trust_env=False, headers={"Authorization": f"Bearer {manager}"}) as client:
+        async with httpx2.AsyncClient(
+            trust_env=False, verify=False, headers={"Authorization": f"Bearer {manager}"}
+        ) as client:
             body = {"question_id": question, "answer": "yes"}
             first, second = [await client.post(address, json=body) for _ in range(2)]
         assert (first.status_code, second.json()["code"]) == (200, "invalid_request"), first.text
