@@ -134,10 +134,10 @@ _watches: list[Watch] = []
 
 
 def _audit(event: str, arguments: tuple[object, ...]) -> None:
-    find = EVENTS.get(event)
-    if find is None or not _watches:
+    if not _watches:  # also at the end of the interpreter, when the names of this module are gone
         return
-    if (capability := find(arguments)) is not None:
+    find = EVENTS.get(event)
+    if find is not None and (capability := find(arguments)) is not None:
         _watches[-1].use(capability)
 
 

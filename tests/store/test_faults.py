@@ -227,7 +227,8 @@ def test_a_database_crash_during_a_write_loses_nothing(
             transaction.write("insert into notes (number, word) values (3, 'lost')")
         assert "try again" in lost.value.suggestion
         for attempt in (lambda: numbers(served), lambda: write(served, 4), lambda: open_database(postgres_url)):
-            with pytest.raises(StoreUnavailable, match="no server listens"):
+            # A server that ends while it is asked has not refused yet.
+            with pytest.raises(StoreUnavailable, match=r"no server listens|there is no connection"):
                 attempt()
 
     assert numbers(served) == [1]
