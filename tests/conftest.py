@@ -33,7 +33,7 @@ pytest_plugins = [
 
 
 # How long an example takes says how busy the machine is.
-settings.register_profile("kiwi", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("kiwi", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kiwi")
 
 

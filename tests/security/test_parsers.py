@@ -126,8 +126,8 @@ def test_nested_brackets_stop_the_parser_at_the_depth_limit(
 @pytest.mark.parametrize(
     "words",
     [
-        {"manifest": {"parameters": [{"name": f"p{n}", "type": "string"} for n in range(200_000)]}},
-        {"manifest": {"parameters": {"type": "object", "properties": {f"p{n}": {} for n in range(200_000)}}}},
+        {"manifest": {"parameters": [{"name": f"p{n}", "type": "string"} for n in range(50_000)]}},
+        {"manifest": {"parameters": {"type": "object", "properties": {f"p{n}": {} for n in range(50_000)}}}},
         {"parameters": [{"name": f"p{n}"} for n in range(10_000)]},
         {"manifest": {"description": "word " * 60_000}},
         {"manifest": {"extra": {f"{n}{'x' * 100}": n for n in range(3_000)}}},
