@@ -145,12 +145,7 @@ class Plan(Struct, frozen=True):
     """Whether a server only reads for this plan, which its driver knows and no author can claim. It is not shown."""
     warnings: tuple[str, ...] = ()
     change: ChangeSpec | None = None
-    """What a process of Kiwi's own changes, if that is one file of the project."""
-
-    @property
-    def shown_change(self) -> ChangeSpec | None:
-        """The one file that is changed, which the owner sees as a difference."""
-        return self.spec if isinstance(self.spec, ChangeSpec) else self.change
+    """The one file that a tool of Kiwi's own changes, which the owner sees as a difference."""
 
     def to_json(self) -> JsonObject:
         """Return the plan as it is shown, hashed and stored."""

@@ -40,6 +40,7 @@ class Native:
             spec=spec,
             inputs=inputs,
             effect="idempotent" if isinstance(spec, ReadSpec) else "at_most_once",
+            change=spec if isinstance(spec, ChangeSpec) else None,
         )
 
     async def prepare(self, plan: Plan, chain: Chain, space: Space) -> None:

@@ -42,8 +42,8 @@ from kiwi_mcp.drivers.environments.installer import Installer, install_level
 from kiwi_mcp.drivers.environments.package_manager import PackageManager
 from kiwi_mcp.drivers.git_copy import git_copies
 from kiwi_mcp.drivers.output import NotJsonOutput, ParsedOutput, json_or_text, parse
-from kiwi_mcp.drivers.sandboxed import Sandbox, backend_for, open_sandbox
-from kiwi_mcp.drivers.scratch import VARIABLE, have_scratch, refuse_unknown
+from kiwi_mcp.drivers.sandboxed import backend_for, open_sandbox
+from kiwi_mcp.drivers.scratch import VARIABLE, refuse_unknown, with_scratch
 from kiwi_mcp.drivers.tool_calls import CLIENT, serving_calls
 from kiwi_mcp.manifest.runtime import RuntimeConfig, declared_env, runtime_config, seconds, texts
 from kiwi_mcp.manifest.templates import ABSENT, Values, defaulted, escape, placeholders, plain, render, variables
@@ -194,7 +194,11 @@ class Process:
             folders.append(CLIENT)
         if "build" in plan.facts:
             folders.append(Build.from_json(as_object(plan.facts["build"])).folder)
-        sandbox = await _sandbox_of(profile, plan, chain, space, tuple(filter(None, folders)))
+        profile, watch = with_scratch(chain, profile, space) if "scratch" in plan.facts else (profile, None)
+        try:
+            sandbox = await open_sandbox(profile, space, tuple(filter(None, folders)))
+        except IsolationUnavailable as refused:
+            raise with_remedy(refused, profile.provenance, chain.tool) from None
         tool_files, runtime_files = frame.facts["tool.files"], frame.facts["runtime.files"]
         try:
             environment = await _install(plan, frame, caller.report) if "environment" in plan.facts else _NO_PACKAGES
@@ -207,8 +211,9 @@ class Process:
         except OSError as fault:
             raise _unwritable(space, fault) from fault
         spec = plan.spec
-        if scratch := sandbox.profile.scratch:
-            spec = replace(spec, env={**spec.env, VARIABLE: escape(scratch)})
+        if profile.scratch:
+            sandbox = replace(sandbox, scratch_watch=watch)
+            spec = replace(spec, env={**spec.env, VARIABLE: escape(profile.scratch)})
         confirm = None
         if caller.journal is not None:  # a call of a thread: it has the same key whenever it is repeated
             confirm = caller.journal.confirm
@@ -225,20 +230,6 @@ class Process:
         if outcome.status == "error" and sandbox.profile.level in {"sandboxed", "restricted"}:
             outcome = _with_needs(outcome)
         return sandbox.tell(outcome, frame.asked)
-
-
-async def _sandbox_of(
-    profile: SandboxProfile, plan: Plan, chain: Chain, space: Space, folders: tuple[str, ...]
-) -> Sandbox:
-    """Return the sandbox of a profile, with more readable folders and, if its tool has one, the scratch folder."""
-    scratch, watch = have_scratch(chain, profile, space) if "scratch" in plan.facts else ("", None)
-    if scratch:
-        profile = replace(profile, writable=(*profile.writable, scratch), scratch=scratch)
-    try:
-        sandbox = await open_sandbox(profile, space, folders)
-    except IsolationUnavailable as refused:
-        raise with_remedy(refused, profile.provenance, chain.tool) from None
-    return replace(sandbox, scratch_watch=watch) if scratch else sandbox
 
 
 class Frame(Struct, frozen=True):

@@ -36,8 +36,10 @@ def refuse_unknown(chain: Chain, profile: SandboxProfile) -> None:
         )
 
 
-def have_scratch(chain: Chain, profile: SandboxProfile, space: Space) -> tuple[str, Callable[[], str] | None]:
-    """Return the folder of a tool's group, and what watches its size."""
+def with_scratch(
+    chain: Chain, profile: SandboxProfile, space: Space
+) -> tuple[SandboxProfile, Callable[[], str] | None]:
+    """Return a profile with the folder of a tool's group, and what watches its size."""
     refuse_unknown(chain, profile)
     origin = chain.tool.origin
     project = str(space.project) if origin.is_in_project else ""
@@ -58,7 +60,8 @@ def have_scratch(chain: Chain, profile: SandboxProfile, space: Space) -> tuple[s
     if size >= _MOST_BYTES or count >= _MOST_FILES:
         raise TooLarge(f"The scratch folder {str(folder)!r} of {chain.tool.id!r}", size=size, limit=_MOST_BYTES)
     rest = replace(ResourceLimits(), workspace_bytes=_MOST_BYTES - size, workspace_files=_MOST_FILES - count)
-    return str(folder), quota((str(folder),), rest)
+    shared = replace(profile, writable=(*profile.writable, str(folder)), scratch=str(folder))
+    return shared, quota((str(folder),), rest)
 
 
 def _used(folder: Path) -> tuple[int, int]:

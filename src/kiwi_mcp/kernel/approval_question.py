@@ -181,7 +181,7 @@ def in_words(plan: Plan, chain: Chain, asked: Approval, doubt: str = "", way: st
         *([f"thread: {_word(as_text(thread['path']))} ({thread['thread_id']})"] if thread else []),
         *([f"careful: {doubt}"] if doubt else []),
         *code_in_words(asked.plan.get("code")),
-        *(_difference(plan.shown_change.diff) if plan.shown_change else ()),
+        *(_difference(plan.change.diff) if plan.change else ()),
     ]
     return "\n".join(lines)
 

@@ -122,7 +122,7 @@ class ApprovalGate(Struct, frozen=True):
     def _rule(self, plan: Plan, chain: Chain, need: ApprovalNeed) -> ApprovalRule | None:
         # What others wrote is looked at once by the owner, whatever the rules say, and so is what may carry off files
         # after words of others were read.
-        asks_always = plan.shown_change is not None and plan.shown_change.asks_always  # models follow what is changed
+        asks_always = plan.change is not None and plan.change.asks_always  # models follow what is changed
         if need.first_runs or need.is_tainted or asks_always:
             return None
         approvals = self._approvals()

@@ -35,7 +35,8 @@ from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.kernel.token_meter import ResponseSizes
 from kiwi_mcp.kernel.tool_list import ToolListCache
 from kiwi_mcp.kernel.verb import Answer
-from kiwi_mcp.manifest.home_config import HomeConfig, usable_config
+from kiwi_mcp.manifest.files import OwnerStamp, owner_stamp
+from kiwi_mcp.manifest.home_config import FILE_NAME as CONFIG
 from kiwi_mcp.policy.rights import Authority, ask
 from kiwi_mcp.policy.secret_access import every_value
 from kiwi_mcp.policy.tokens import TokenStore
@@ -110,15 +111,15 @@ class Catalogs:
         self._store = store
         self._catalogs: dict[Space, Catalog] = {}
         self._offerings: dict[Space, ToolListCache] = {}
-        self._spaces: dict[str | None, tuple[str, tuple[int, int, int], Space, HomeConfig]] = {}
+        self._spaces: dict[str | None, tuple[str, tuple[int, int, int], Space, OwnerStamp]] = {}
         self._last: Catalog | None = None
         self._definitions: McpDefinitions | None = None
         self.near, self.far = CatalogThread(self._made), CatalogThread(self._made)
 
     def space(self, project_path: str | None) -> Space:
         """Return the space of a project; refuse the request if there is no project."""
-        known, chosen = self._spaces.get(project_path), usable_config(self._user)
-        if known is not None and known[3] is chosen and known[1] == folder_identity(known[0]):
+        known, config = self._spaces.get(project_path), owner_stamp(f"{self._user}/{CONFIG}")
+        if known is not None and known[3] == config and known[1] == folder_identity(known[0]):
             return known[2]
         space = project_space(project_path, self.project, user=self._user, cache=self._cache)
         path = project_path or str(self.project)
@@ -127,7 +128,7 @@ class Catalogs:
         if identity is not None and identity[2] == os.geteuid():
             if len(self._spaces) >= _SPACES_KEPT:
                 self._spaces.clear()
-            self._spaces[project_path] = (path, identity, space, chosen)
+            self._spaces[project_path] = (path, identity, space, config)
         return space
 
     def space_if_any(self, project_path: str | None) -> Space:

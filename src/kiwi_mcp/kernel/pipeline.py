@@ -92,8 +92,14 @@ async def run(call: Call, context: Context, record: CallRecord | None) -> Run:
                 caller=without_secrets(caller, secrets) if secrets else caller,
                 dispatch=partial(dispatch, context, run.id),
             )  # 19 sandbox, egress, addresses, redirects: the driver and the primitives enforce them again
-        if outcome.is_success and run.chain.server is None and isinstance(run.plan.spec, ProcessSpec | HttpSpec):
-            wrong = output_faults(run.chain.tool.manifest.outputs, outcome.result, call.space.project)
+        declared = run.chain.tool.manifest.outputs
+        if (
+            declared
+            and outcome.is_success
+            and not run.chain.server
+            and isinstance(run.plan.spec, ProcessSpec | HttpSpec)
+        ):
+            wrong = output_faults(declared, outcome.result, call.space.project)
             warnings = [f"The result is not what `outputs` declares: {one}." for one in wrong]
             outcome = replace(outcome, warnings=(*outcome.warnings, *warnings)) if wrong else outcome
         return await run.finish(redacted(outcome, secrets))  # 21 the only way an outcome leaves; 22 recorded
@@ -162,7 +168,9 @@ def bind_plan(run: Run, prepared: Prepared, inputs: JsonObject, context: Context
         plan = isolate(plan, chain, space, judge, prepared.rights, is_meant=prepared.is_accepted)
         plan = replace(plan, effect=hinted_effect(plan, chain, is_accepted=prepared.is_accepted))
     elif isinstance(plan.spec, ProcessSpec):
-        plan = with_file(prepared.isolated(plan, space), chain, space)
+        plan = prepared.isolated(plan, space)
+        if "file" in chain.tool.manifest.config:
+            plan = with_file(plan, chain, space)
     if prepared.is_accepted:
         plan = with_client_requests(plan, client_requests(chain.executor, context.catalog))
     run.prepared, run.chain, run.plan, run.digest = prepared, chain, plan, plan_digest(plan)

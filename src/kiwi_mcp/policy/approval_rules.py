@@ -37,7 +37,7 @@ def effects_of(plan: Plan, chain: Chain) -> Effects:
         return Effects(sends=(host,)) if sends else _NOTHING
     if isinstance(plan.spec, ReadSpec) or plan.only_reads:
         return _NOTHING
-    if change := plan.shown_change:
+    if change := plan.change:
         return Effects(writes=(change.path,))
     if plan.profile is not None and plan.profile.level not in _LAX:
         # A script that needs git can move and delete branches besides, which the owner should read.

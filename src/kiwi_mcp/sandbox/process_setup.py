@@ -329,7 +329,7 @@ def prepare(spec: ProcessSpec, profile: SandboxProfile, keep: ExitStack) -> Proc
                 refuse_sockets(grant.path, _APART)
     copies = profile.git_copies
     # Nobody obeys what is in a scratch folder: no name is protected there.
-    owners = [grant for grant in granted if grant.path != profile.scratch]
+    owners = [grant for grant in granted if grant.path != profile.scratch] if profile.scratch else granted
     shields = protected_grants(owners, base_profile(), keep, profile.closed, copies) if profile.writable else ()
     # It starts where it was to, if that or something in it was granted, else in its home. What is given of a folder
     # lies in it under its own name, so that paths that begin in the folder lead there.
