@@ -201,6 +201,30 @@ async def test_a_volume_that_is_to_be_written_is_not_granted_by_a_need_to_read(h
     assert (await run(house))["code"] == "not_permitted"
 
 
+@pytest.mark.parametrize("source", [".env", "denied", "denied/inner", ".ai", "AGENTS.md", "inner/AGENTS.md", ".git"])
+async def test_no_volume_is_what_is_kept_from_the_tool_in_a_granted_folder(
+    house: House, sandbox: None, source: str
+) -> None:
+    for name in ("denied/inner", "inner", ".git", ".ai"):
+        (house.project / name).mkdir(parents=True, exist_ok=True)
+    for name in (".env", "AGENTS.md", "inner/AGENTS.md"):
+        (house.project / name).write_text("kept\n")
+    house.settle("policy.yaml", {"files": {"read": {"deny": ["denied"]}}})
+    volume: JsonObject = {"source": source, "target": "/data"}
+    container(house, "localhost/some:1", "true", config={"volumes": [volume]}, needs={"write": ["."]})
+    answer = await run(house)
+    assert answer["code"] == "not_permitted", answer
+
+
+async def test_a_script_is_not_run_by_the_engine(house: House, sandbox: None) -> None:
+    config: JsonObject = {"entrypoint": "main.sh", "env": {"CONTAINERS_CONF": str(house.project / "mine.conf")}}
+    manifest: JsonObject = {"tool_id": "box", "tool_type": "script", "version": "1.0.0", "description": "Box"}
+    house.write("tools/box/tool.yaml", {**manifest, "executor": "container_runtime", "config": config})
+    house.write("tools/box/main.sh", "true\n")
+    answer = await run(house)
+    assert answer["code"] == "invalid_manifest", answer
+
+
 async def test_the_socket_of_an_engine_is_not_mounted(
     house: House, sandbox: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,5 +289,8 @@ async def test_an_image_is_built_from_the_files_of_its_tool(house: House, image:
     broken = await run(house)
     assert broken["code"] == "build_failed"
     assert "missing" in str(broken["message"])
+    with at_loopback() as port:
+        house.write("tools/box/Containerfile", f"FROM localhost:{port}/missing:1\n")
+        assert "image not known" in str((await run(house))["message"])
     for built in engine("images", "--quiet", "--filter", "reference=localhost/kiwi/box").split():
         engine("rmi", "--force", built)

@@ -29,7 +29,7 @@ from kiwi_mcp.manifest.templates import escape, variables
 from kiwi_mcp.policy.needs import placed
 from kiwi_mcp.primitives.process.run import ProcessResult
 from kiwi_mcp.primitives.process.spawn import completed
-from kiwi_mcp.sandbox.levels import demands
+from kiwi_mcp.sandbox.levels import base_profile, demands
 from kiwi_mcp.sandbox.process_setup import refuse_sockets
 
 _OWN_WORDS = "{container}"
@@ -43,6 +43,9 @@ _LAST_LINES = 30
 def container_command(chain: Chain, words: RuntimeConfig, space: Space, path: str) -> tuple[str, ...]:
     """Return the command line of the first engine that is there, as templates; parameters fill the command inside."""
     tool, config = chain.tool, chain.tool.manifest.config
+    if tool.manifest.tool_type != "container":  # only its schema keeps variables from the engine
+        issue = Issue("executor", f"{words.runtime_id!r} runs only the type `container`", "Choose another runtime.")
+        raise InvalidManifest(f"{tool.id!r}", [issue])
     network = as_text(config.get("network")) or "none"
     if (network == "host") != bool(chain.needs.hosts) or chain.needs.hosts not in {(), (_EVERY_HOST,)}:
         fix = f"Write `network: host` and `needs: {{hosts: ['{_EVERY_HOST}']}}`, or neither."
@@ -78,9 +81,8 @@ def check_container(plan: Plan, chain: Chain, space: Space) -> None:
             level=profile.level,
         )
     for source, _, is_read_only in _volumes(tool, space):
-        given = (*profile.writable, *(profile.readable if is_read_only else ()))
         word = "read" if is_read_only else "write"
-        if os.path.realpath(source) != source or not any(Path(source).is_relative_to(one) for one in given):
+        if not os.path.lexists(source) or not _is_granted(source, profile, is_read_only=is_read_only):
             raise PolicyDenied(
                 f"The volume {source!r} of {tool.id!r} is not in a folder that is granted to it.",
                 suggestion=f"Declare the folder itself, without links: `needs: {{{word}: [{source}]}}`.",
@@ -92,12 +94,24 @@ def check_container(plan: Plan, chain: Chain, space: Space) -> None:
                 suggestion="Give it a folder of its own.",
                 path=source,
             )
-        refuse_sockets(source, "Give the container a folder of its own.")
+        if Path(source).is_dir():
+            refuse_sockets(source, "Give the container a folder of its own.")
     if chain.needs.hosts and (_EVERY_HOST not in profile.private_hosts or profile.denied_hosts):
         raise PolicyDenied(
             f"{tool.id!r} asks for the network of this machine, where nothing limits which hosts it reaches.",
             suggestion="If you mean it, add '*' to `hosts.allow` of policy.yaml, and deny no hosts there.",
         )
+
+
+def _is_granted(source: str, profile: SandboxProfile, *, is_read_only: bool) -> bool:
+    """Whether a volume may be mounted: of what is said of the folders around it, the nearest one counts."""
+    said = {**dict.fromkeys(profile.readable, "read"), **dict.fromkeys(profile.writable, "write")}
+    said |= dict.fromkeys(profile.hidden, "")
+    around = max((one for one in said if Path(source).is_relative_to(one)), key=len, default="")
+    if os.path.realpath(source) != source or not said.get(around):
+        return False
+    obeyed = any(map(base_profile().is_protected, Path(source).relative_to(around).parts))
+    return is_read_only or (said[around] == "write" and not obeyed)
 
 
 async def run_container(
@@ -157,7 +171,8 @@ async def _build(call: ProcessSpec, tool: Tool, folder: str, sandbox: Sandbox, r
         return
     report(Progress(f"Building the image of {tool.id}"))
     context = str(Path(folder, as_text(tool.manifest.config.get("build_context"))))
-    argv = (engine, "build", "--network=none", f"--tag={image}", context)
+    local = ("--pull=never",) if Path(engine).name == "podman" else ()  # docker has no such word
+    argv = (engine, "build", *local, "--network=none", f"--tag={image}", context)
     built = await sandbox.run(replace(call, argv=argv, timeout=_BUILD_TIMEOUT), secrets={}, report=silent)
     if built.exit_code != 0:
         lines = (built.stderr or built.stdout).decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
