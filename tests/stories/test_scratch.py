@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -195,3 +197,23 @@ def test_a_full_scratch_folder_stops_its_group_and_no_other(bob: Machine, monkey
     bob.ask("key", action="new")
     bob.do("sign", "owners")
     assert run(bob, "owners")["result"] == "ran"
+
+
+@pytest.mark.req("H2")
+def test_what_another_tool_deletes_meanwhile_does_not_stop_a_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, look = tmp_path / "group", os.scandir
+    for name in ("a", "b"):
+        (group / name / "inner").mkdir(parents=True)
+
+    def scandir(path: str) -> Iterator[os.DirEntry[str]]:
+        if path != str(group):
+            monkeypatch.undo()
+            for name in ("a", "b"):
+                shutil.rmtree(group / name)
+        return look(path)
+
+    monkeypatch.setattr(scratch.os, "scandir", scandir)
+    assert scratch._used(group)[1] == 2
+    assert not (group / "a").exists()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from time import time
@@ -68,12 +69,13 @@ def _used(folder: Path) -> tuple[int, int]:
     """Return the bytes and the number of files in a folder; no links are followed, and it ends at the limits."""
     size, count, waiting = 0, 0, [str(folder)]
     while waiting and size < _MOST_BYTES and count < _MOST_FILES:
-        with os.scandir(waiting.pop()) as entries:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(waiting.pop()) as entries:
             for entry in entries:
                 count += 1
-                size += entry.stat(follow_symlinks=False).st_blocks * 512
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(entry.path)
+                with suppress(FileNotFoundError):  # another tool of the group deleted it meanwhile
+                    size += entry.stat(follow_symlinks=False).st_blocks * 512
                 if count >= _MOST_FILES:
                     break
     return size, count
