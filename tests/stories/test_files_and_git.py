@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kiwi_mcp.data import FOLDER
 from kiwi_mcp.domain.calls import Caller
 from kiwi_mcp.domain.json import as_object, as_text
 from kiwi_mcp.kernel import Kernel
@@ -324,3 +326,36 @@ def test_a_tool_of_the_owner_that_needs_git_commits_too(call: Call, project: Pat
     assert call("save", approved=True)["result"] == "done"
     assert git(project, "log", "--format=%s") == "saved\n"
     assert "fsmonitor" not in (project / ".git" / "config").read_text()
+
+
+def test_an_edit_changes_what_the_owner_was_shown_and_nothing_that_was_there_for_a_moment(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = importlib.util.spec_from_file_location("file_tools", FOLDER / "tools/lib/file_tools.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tools = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tools)
+    file, read = project / "a.txt", tools.content_of
+    for name, value in (("KIWI_PROJECT", str(project)), ("KIWI_TOOL_ID", "files_edit")):
+        monkeypatch.setenv(name, value)
+
+    def read_then_restored(path: str) -> tuple[bytes, object]:
+        found: tuple[bytes, object] = read(path)
+        file.write_text("shown x\n")
+        return found
+
+    file.write_text("never shown x\n")
+    monkeypatch.setattr(tools, "content_of", read_then_restored)
+    with pytest.raises(SystemExit, match="conflict"):
+        tools.main(path="a.txt", find="x", replace="y", expected_version=tools.version_of(b"shown x\n"))
+    assert file.read_text() == "shown x\n"
+
+
+def test_a_folder_that_cannot_be_read_is_left_out_of_a_search(call: Call, project: Path) -> None:
+    permit(project, "files_*")
+    (project / "closed").mkdir(mode=0o000)
+    (project / "a.md").write_text("Tea\n")
+    assert [one["path"] for one in call("files_list", recursive=True)["entries"]] == ["a.md", "closed"]
+    assert [one["path"] for one in call("files_search", query="tea")["matches"]] == ["a.md"]
+    assert "permission_denied" in call("files_list", path="closed")["message"]

@@ -8,7 +8,7 @@ import errno
 import os
 import stat
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime, timezone
 from hashlib import sha256
 
@@ -45,7 +45,8 @@ def write(path, content, expected_version):
 
 
 def edit(path, find, replace, expected_version):
-    return put(path, content_of(path)[0].replace(find.encode(), replace.encode()), expected_version)
+    data, _ = check_version(path, expected_version)
+    return put(path, data.replace(find.encode(), replace.encode()), expected_version)
 
 
 def delete(path, expected_version):
@@ -58,7 +59,7 @@ def delete(path, expected_version):
 
 def put(path, data, expected_version):
     """Have the whole new file or the old one, also if the machine stops meanwhile."""
-    mode = check_version(path, expected_version)
+    _, mode = check_version(path, expected_version)
     with folder_of(path, makes=True) as (folder, name):
         draft = f".{os.urandom(8).hex()}"
         file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
@@ -78,14 +79,14 @@ def put(path, data, expected_version):
 
 
 def check_version(path, expected):
-    """Return the mode of a file; end if it is not the version that the owner was shown."""
-    version, mode = "new", 0o644
+    """Return a file's content and mode; end if it is not the version that the owner was shown."""
+    data, version, mode = b"", "new", 0o644
     with suppress(FileNotFoundError):
         data, found = content_of(path)
         version, mode = version_of(data), stat.S_IMODE(found.st_mode) & 0o777
     if version != expected:
         sys.exit(f"conflict: {path!r} was changed by another program meanwhile; read it again")
-    return mode
+    return data, mode
 
 
 def list_files(path, recursive=False):
@@ -128,9 +129,13 @@ def below(path, recursive):
     found, waiting = [], ["" if path == "." else path]
     while waiting and len(found) < MOST_FILES:
         where = waiting.pop()
-        with folder_of(f"{where}/." if where else ".") as (folder, _), os.scandir(folder) as entries:
+        unread = suppress(OSError) if found else nullcontext()  # one that may not be read hides itself alone
+        with unread, folder_of(f"{where}/." if where else ".") as (folder, _), os.scandir(folder) as entries:
             for one in entries:
-                state = one.stat(follow_symlinks=False)
+                try:
+                    state = one.stat(follow_symlinks=False)
+                except FileNotFoundError:  # it is gone by now
+                    continue
                 is_folder = stat.S_ISDIR(state.st_mode)
                 if one.name.startswith(".") or not (is_folder or stat.S_ISREG(state.st_mode)):
                     continue
