@@ -214,6 +214,6 @@ def test_what_another_tool_deletes_meanwhile_does_not_stop_a_call(
                 shutil.rmtree(group / name)
         return look(path)
 
-    monkeypatch.setattr(scratch.os, "scandir", scandir)
+    monkeypatch.setattr(os, "scandir", scandir)
     assert scratch._used(group)[1] == 2
     assert not (group / "a").exists()
