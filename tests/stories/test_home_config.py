@@ -81,6 +81,7 @@ KEY = "sk-proj-0123456789abcdefghij"
         ("memory_root: ~/", "memory_root", "~/Documents/memory"),
         ("memory_root: /", "memory_root", "~/Documents/memory"),
         ("memory_root: ~/.cache/memory", "memory_root", "~/Documents/memory"),
+        ("memory_root: ~/.ssh", "memory_root", "~/Documents/memory"),
         ("memory_root: ~/code/.ai/memory", "memory_root", "~/Documents/memory"),
         ("memory_root: ~/link", "memory_root", "~/Documents/memory"),
         ("memory_root: ~/file", "memory_root", "~/Documents/memory"),
@@ -294,6 +295,26 @@ def test_locked_runs_nothing_from_the_next_call_and_shows_everything(project: Pa
     assert locked[3]["would_run"] is False
     assert "no item runs" in str(locked[4])
     assert [one.get("code") for one in after] == [None] * 5
+
+
+@pytest.mark.req("N3")
+def test_a_file_that_is_gone_behind_its_link_permits_nothing(project: Path, user: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.yaml"
+    kept.write_text("auth_mode: locked\n")
+    (user / "config.yaml").symlink_to(kept)
+    assert home_config(user).auth_mode == "locked"
+    kept.unlink()
+    with pytest.raises(InvalidManifest, match="cannot be read"):
+        home_config(user)
+
+    async def story() -> JsonObject:
+        kernel = Kernel(project)
+        try:
+            return (await kernel.call("execute", {"item_id": "memory_list"})).content
+        finally:
+            await kernel.aclose()
+
+    assert asyncio.run(story())["code"] == "invalid_manifest"
 
 
 def test_locked_gives_nobody_a_verb_that_the_policy_denies(project: Path, user: Path) -> None:

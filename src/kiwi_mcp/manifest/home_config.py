@@ -23,7 +23,8 @@ SKILL_FOLDERS = (".claude/skills", ".agents/skills")
 """The folders of other programs that `tool_sources` can name."""
 _SOURCES = (*DEFAULT_SOURCES, *SKILL_FOLDERS)
 _BUILT_IN = "builtin"
-_NOT_FOR_MEMORY = frozenset({".ai", ".cache", ".git"})
+_NOT_FOR_MEMORY = frozenset({".ai", ".aws", ".cache", ".git", ".gnupg", ".kube", ".ssh"})
+"""Folders of settings and keys: models read the whole memory."""
 _read: dict[str, tuple[OwnerStamp, HomeConfig | InvalidManifest]] = {}
 
 AuthMode = Literal["policy", "locked"]
@@ -52,7 +53,9 @@ def home_config(user: Path) -> HomeConfig:
     stamp, known = owner_stamp(path), _read.get(path)
     if known is None or known[0] != stamp:
         try:
-            found: HomeConfig | InvalidManifest = _parsed(Path(path), user) if stamp else _DEFAULT
+            found: HomeConfig | InvalidManifest = (
+                _parsed(Path(path), user) if stamp or os.path.lexists(path) else _DEFAULT
+            )
         except InvalidManifest as fault:
             found = fault
         known = _read[path] = stamp, found
