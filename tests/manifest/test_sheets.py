@@ -43,7 +43,7 @@ def test_the_types_that_are_built_in() -> None:
     assert sheets.issues == ()
     assert set(sheets.types()) == {
         "primitive", "runtime", "mcp_server", "mcp_tool", "script", "api", "directive", "thread", "knowledge",
-        "composite", "native", "skill", "code", "file_tool",
+        "composite", "native", "skill", "code", "container", "file_tool",
     }  # fmt: skip
 
 

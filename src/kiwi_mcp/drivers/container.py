@@ -43,8 +43,9 @@ _LAST_LINES = 30
 def container_command(chain: Chain, words: RuntimeConfig, space: Space, path: str) -> tuple[str, ...]:
     """Return the command line of the first engine that is there, as templates; parameters fill the command inside."""
     tool, config = chain.tool, chain.tool.manifest.config
-    if tool.manifest.tool_type != "container":  # only its schema keeps variables from the engine
-        issue = Issue("executor", f"{words.runtime_id!r} runs only the type `container`", "Choose another runtime.")
+    # A type of somebody's own may allow more than the one that ships: the engine obeys variables.
+    if config.keys().isdisjoint(("image", "build_context")) or "env" in config:
+        issue = Issue("executor", f"{words.runtime_id!r} runs images without variables", "Use another.")
         raise InvalidManifest(f"{tool.id!r}", [issue])
     network = as_text(config.get("network")) or "none"
     if (network == "host") != bool(chain.needs.hosts) or chain.needs.hosts not in {(), (_EVERY_HOST,)}:

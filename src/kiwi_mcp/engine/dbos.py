@@ -8,7 +8,7 @@ worker that takes the lease over begins another. A worker that was only frozen f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
@@ -25,7 +25,7 @@ from sqlalchemy import Engine as Tables
 from sqlalchemy import create_engine, event
 
 from kiwi_mcp.domain.errors import LeaseLost, StoreUnavailable
-from kiwi_mcp.engine.inline import EngineStep, run_to_wait
+from kiwi_mcp.engine.inline import EngineStep, Live, run_to_wait
 from kiwi_mcp.store.open import masked
 from kiwi_mcp.store.sqlite import library
 
@@ -109,7 +109,7 @@ class DbosEngine:
             raise LeaseLost(thread_id) from fault
         return tasks[0].result()
 
-    async def sweep(self, live: Collection[str]) -> None:
+    async def sweep(self, live: Live) -> None:
         """Cancel the workflows of lost workers, and those that end only in the journal; delete old ones.
 
         Raise an error if DBOS does not work: then the worker ends, and does not take the same threads again and again.
@@ -121,7 +121,7 @@ class DbosEngine:
         except Exception as error:
             raise _unavailable("its tables cannot be read or written") from error
 
-    async def _sweep(self, live: Collection[str]) -> None:
+    async def _sweep(self, live: Live) -> None:
         listed = partial(
             DBOS.list_workflows_async,
             application_name=self._application,
@@ -130,8 +130,9 @@ class DbosEngine:
             limit=_MOST,
         )
         pending = await listed(status="PENDING")
-        others = [one.workflow_id for one in pending if one.executor_id in live and one.executor_id != self._process]
-        lost = {one.workflow_id for one in pending}.difference(others, self._steps)
+        others = {*await live()} - {self._process}
+        open_ = [one.workflow_id for one in pending if one.executor_id in others]
+        lost = {one.workflow_id for one in pending}.difference(open_, self._steps)
         if lost:
             await DBOS.cancel_workflows_async([*lost])
         if monotonic() - self._cleaned_at >= _CLEANING:

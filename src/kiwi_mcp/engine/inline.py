@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 
 class EngineStep(Protocol):
@@ -15,6 +15,7 @@ class EngineStep(Protocol):
 
 
 S = TypeVar("S", bound=EngineStep)
+Live: TypeAlias = Callable[[], Awaitable[Collection[str]]]
 
 
 class Engine(Protocol):
@@ -23,8 +24,11 @@ class Engine(Protocol):
     async def run_to_wait(self, advance: Callable[[], Awaitable[S]], thread_id: str, lease: int) -> S:
         """Advance a thread under a lease until there is no further step; return the last one."""
 
-    async def sweep(self, live: Collection[str]) -> None:
-        """Close what lost workers left open; `live` are the processes of workers that gave a sign of life in time."""
+    async def sweep(self, live: Live) -> None:
+        """Close what lost workers left open; `live` returns the processes of workers that gave a sign of life in time.
+
+        It is asked after what is open was read: a worker gives a sign of life before it opens anything.
+        """
 
     async def aclose(self) -> None:
         """Free what the engine uses. No segment runs any more."""
@@ -44,7 +48,7 @@ class InlineEngine:
         """Advance until there is no further step; return the last one."""
         return await run_to_wait(advance)
 
-    async def sweep(self, live: Collection[str]) -> None:
+    async def sweep(self, live: Live) -> None:
         """Leave everything to the leases."""
 
     async def aclose(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.plugins.scripted_model import ScriptedModel
 
 from kiwi_mcp.domain.calls import NO_CALLER, Caller
 from kiwi_mcp.domain.json import Json, JsonObject
-from kiwi_mcp.engine.inline import Engine, InlineEngine, S
+from kiwi_mcp.engine.inline import Engine, InlineEngine, Live, S
 from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.kernel.threads import runner, wake
 from kiwi_mcp.kernel.threads.worker import open_engine
@@ -129,7 +129,7 @@ class FirstUse:
             self._opened = open_engine(self._name, settings.url, settings.actor.name, process)
         return await self._opened.run_to_wait(advance, thread_id, lease)
 
-    async def sweep(self, live: Collection[str]) -> None:
+    async def sweep(self, live: Live) -> None:
         if self._opened is not None:
             await self._opened.sweep(live)
 

@@ -194,6 +194,29 @@ async def test_a_thread_continues_when_its_workflow_is_cancelled_or_its_worker_i
 
 
 @SOAK_ON_POSTGRES
+async def test_a_worker_that_begins_while_another_one_sweeps_keeps_its_workflow(engine: EngineTables) -> None:
+    model, may_answer = engine.agents.model, Event()
+    asked = held(model, may_answer)
+    model.will(say("Birds."))
+    settings = engine.agents.kernel._services.store.settings
+    sweeping = open_engine("dbos", settings.url, settings.actor.name, "sweeping")
+
+    async def live_before() -> set[str]:
+        """The workers of a moment ago: one begins since then."""
+        engine.start_worker()
+        await engine.start_thread()
+        assert await asyncio.to_thread(asked.acquire, timeout=SECONDS)
+        return set()
+
+    try:
+        await sweeping.sweep(live_before)
+        assert engine.statuses() == ["PENDING"]
+    finally:
+        may_answer.set()
+        await sweeping.aclose()
+
+
+@SOAK_ON_POSTGRES
 async def test_dbos_stores_who_ran_a_segment_and_nothing_of_it_and_forgets_it_after_a_day(
     engine: EngineTables,
 ) -> None:

@@ -179,9 +179,11 @@ class Worker:
             self._beat_at = time.monotonic()
             row = msgspec.structs.replace(self._row, beat_at=now_ms())
             await self._runner.stores.do(lambda: self._queue.beat(row))
-            workers = await self._runner.stores.do(lambda: self._queue.workers(row.beat_at))
-            is_gone = self._store.kernel_lock.is_gone
-            await self._runner.engine.sweep({one.process for one in workers if not is_gone(one.process)})
+            await self._runner.engine.sweep(self._live)
+
+    async def _live(self) -> set[str]:
+        workers = await self._runner.stores.do(lambda: self._queue.workers(now_ms()))
+        return {one.process for one in workers if not self._store.kernel_lock.is_gone(one.process)}
 
     async def _run_one(self, thread: Thread) -> None:
         with suppress(KiwiError):  # another process took it, or it has ended
