@@ -24,7 +24,7 @@ from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.outcome import Outcome, Progress, Report, silent
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
 from kiwi_mcp.drivers.sandboxed import Sandbox, open_sandbox
-from kiwi_mcp.manifest.runtime import RuntimeConfig, texts
+from kiwi_mcp.manifest.runtime import RuntimeConfig, container_config, texts
 from kiwi_mcp.manifest.templates import escape, variables
 from kiwi_mcp.policy.needs import placed
 from kiwi_mcp.primitives.process.run import ProcessResult
@@ -42,11 +42,7 @@ _LAST_LINES = 30
 
 def container_command(chain: Chain, words: RuntimeConfig, space: Space, path: str) -> tuple[str, ...]:
     """Return the command line of the first engine that is there, as templates; parameters fill the command inside."""
-    tool, config = chain.tool, chain.tool.manifest.config
-    # A type of somebody's own may allow more than the one that ships: the engine obeys variables.
-    if config.keys().isdisjoint(("image", "build_context")) or "env" in config:
-        issue = Issue("executor", f"{words.runtime_id!r} runs images without variables", "Use another.")
-        raise InvalidManifest(f"{tool.id!r}", [issue])
+    tool, config = chain.tool, container_config(chain.tool)
     network = as_text(config.get("network")) or "none"
     if (network == "host") != bool(chain.needs.hosts) or chain.needs.hosts not in {(), (_EVERY_HOST,)}:
         fix = f"Write `network: host` and `needs: {{hosts: ['{_EVERY_HOST}']}}`, or neither."

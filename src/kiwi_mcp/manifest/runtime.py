@@ -89,6 +89,14 @@ def _engines(runtime: Tool) -> tuple[str, ...]:
     return engines
 
 
+def container_config(tool: Tool) -> JsonObject:
+    """Return the config of a tool that a container engine runs: only its own type keeps options from the engine."""
+    if tool.manifest.tool_type != "container":
+        fix = "Choose another runtime, or the type `container`."
+        raise refuse(f"{tool.id!r}", "only the type `container` runs in containers", fix, place="executor")
+    return tool.manifest.config
+
+
 def split_words(value: Json) -> tuple[str, ...]:
     """Return a command as its words: a list as it is, a line split as a shell would, without a shell."""
     if not isinstance(value, str):
