@@ -68,7 +68,7 @@ async def test_an_idempotent_call_runs_again_with_the_same_key(agents: Agents) -
 
 
 @pytest.mark.parametrize(
-    ("answer", "told", "calls"),
+    ("answer", "expected", "calls"),
     [
         ("done", "Done: the owner", 1),
         ("not done", "Not done: the owner", 1),
@@ -77,7 +77,7 @@ async def test_an_idempotent_call_runs_again_with_the_same_key(agents: Agents) -
     ],
 )
 async def test_the_owner_says_what_became_of_a_call_that_runs_at_most_once(
-    agents: Agents, answer: str, told: str, calls: int
+    agents: Agents, answer: str, expected: str, calls: int
 ) -> None:
     await written(agents)
     async with interrupted(agents) as (other, thread_id):
@@ -85,10 +85,11 @@ async def test_the_owner_says_what_became_of_a_call_that_runs_at_most_once(
         assert (waiting["status"], waiting["waits_for"]) == ("waiting", "question"), waiting
         (question,) = waiting["questions"]
         assert "write_line" in question["message"]
+        assert "It runs at most once, so it is not repeated" in question["message"]
         await other.call("thread", action="answer", question_id=question["question_id"], answer=answer)
         done = await other.read("thread", action="resume", thread_id=thread_id, wait=True)
         assert done["status"] == ("cancelled" if answer == "stop" else "completed"), done
-        assert answer == "stop" or told in json.dumps(agents.model.requests[-1].json["messages"][-1])
+        assert answer == "stop" or expected in json.dumps(agents.model.requests[-1].json["messages"][-1])
         assert len((agents.project / "calls.txt").read_text().split()) == calls
 
 
@@ -101,8 +102,8 @@ async def test_the_probe_of_an_item_is_asked_before_the_owner(agents: Agents, fo
         done = await other.read("thread", action="resume", thread_id=thread_id, wait=True)
         assert (done["status"], done["result"]) == ("completed", "Done."), done
         assert len((agents.project / "calls.txt").read_text().split()) == calls
-        told = "line 1" if calls == 1 else "written"
-        assert told in json.dumps(agents.model.requests[-1].json["messages"][-1])
+        expected = "line 1" if calls == 1 else "written"
+        assert expected in json.dumps(agents.model.requests[-1].json["messages"][-1])
 
 
 def reply_to(message: dict[str, Any]) -> HttpReply:

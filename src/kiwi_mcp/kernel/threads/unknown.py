@@ -58,7 +58,7 @@ async def settle_call(
 
 
 async def _expired(work: ThreadWork, call: ToolCallPart) -> CallEnd | None:
-    """Return the result of a call whose approval expired without an answer."""
+    """Return the result of a call if its approval expired without an answer."""
     if (approval := work.state.approvals.get(call.id)) is None:
         return None
     get = partial(work.services.store.approvals().get, approval, now_ms())
@@ -91,9 +91,10 @@ async def _ask_owner(work: ThreadWork, call: ToolCallPart, begun: BegunCall) -> 
     known = await work.stores.question_of(work.thread.id, key)
     if known is None:
         schema: JsonObject = {"type": "string", "enum": list(_ANSWERS)}
+        limit = f"It was tried {begun.attempts} times" if begun.effect in REPEATABLE else "It runs at most once"
         text = (
             f"The call `{call.name}` began, and its process ended before the result was stored (run {begun.run_id}). "
-            f"It runs at most once, so it is not repeated by itself. Arguments: {call.arguments[:1_000]}\nWas it done?"
+            f"{limit}, so it is not repeated by itself. Arguments: {call.arguments[:1_000]}\nWas it done?"
         )
         question = new_question(work.thread, key, "ask", text, schema)
         body: JsonObject = {"waits_for": "ask", "question_id": question.id, "message": text, "call_id": call.id}
