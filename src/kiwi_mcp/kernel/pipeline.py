@@ -92,13 +92,8 @@ async def run(call: Call, context: Context, record: CallRecord | None) -> Run:
                 caller=without_secrets(caller, secrets) if secrets else caller,
                 dispatch=partial(dispatch, context, run.id),
             )  # 19 sandbox, egress, addresses, redirects: the driver and the primitives enforce them again
-        declared = run.chain.tool.manifest.outputs
-        if (
-            declared
-            and outcome.is_success
-            and not run.chain.server
-            and isinstance(run.plan.spec, ProcessSpec | HttpSpec)
-        ):
+        declared, spec = run.chain.tool.manifest.outputs, run.plan.spec
+        if declared and outcome.is_success and not run.chain.server and isinstance(spec, ProcessSpec | HttpSpec):
             wrong = output_faults(declared, outcome.result, call.space.project)
             warnings = [f"The result is not what `outputs` declares: {one}." for one in wrong]
             outcome = replace(outcome, warnings=(*outcome.warnings, *warnings)) if wrong else outcome

@@ -1,4 +1,4 @@
-"""The owner's `config.yaml`: what is chosen for this machine, in four fields. It has no preference and no secret."""
+"""The owner's `config.yaml`: the settings of this machine, in four fields, without preferences and secrets."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.yaml import read_yaml
 
 FILE_NAME = "config.yaml"
-SKILL_FOLDERS = (".claude/skills", ".agents/skills")
-"""The folders of other programs that `tool_sources` can name."""
-_SOURCES = (*DEFAULT_SOURCES, *SKILL_FOLDERS)
+_SOURCES = (*DEFAULT_SOURCES, ".claude/skills", ".agents/skills")
+"""What `tool_sources` can name: with the folders in which other programs keep skills."""
 _BUILT_IN = "builtin"
 _NOT_FOR_MEMORY = frozenset({".ai", ".aws", ".cache", ".git", ".gnupg", ".kube", ".ssh"})
 """Folders of settings and keys: models read the whole memory."""
@@ -31,14 +30,14 @@ AuthMode = Literal["policy", "locked"]
 
 
 class HomeConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the owner chose for this machine; these fields are all that the file can have."""
+    """The settings of this machine."""
 
     memory_root: str = ""
-    """The folder with the memory, as it really is; empty for `memory` in the user's space."""
+    """The real path of the folder with the memory; empty for `memory` in the user's space."""
     provider_adapter: str = ""
     """The provider of models for threads that name none."""
     auth_mode: AuthMode = "policy"
-    """What decides about rights: the rules of the owner, or nothing runs."""
+    """`policy`: the owner's rules decide; `locked`: no item runs."""
     tool_sources: tuple[str, ...] = DEFAULT_SOURCES
     """The sources of items."""
 
