@@ -140,7 +140,7 @@ async def run_container(
         parameters.unlink(missing_ok=True)
         if result is None or result.exit_code is None or result.timed_out or result.stopped:
             remove = replace(call, argv=(engine, "rm", "--force", name))
-            await completed(_ignoring(sandbox, remove))
+            await completed(sandbox.run(remove, secrets={}, report=silent))
     outcome = sandbox.tell(outcome_of(result), chain.isolation)
     if result.exit_code == _ENGINE_FAILED:
         image = _image(chain.tool)
@@ -154,10 +154,6 @@ async def run_container(
         "properties": sorted(demands("standard").requires),
     }
     return replace(outcome, details={**outcome.details, "isolation": isolation})
-
-
-async def _ignoring(sandbox: Sandbox, spec: ProcessSpec) -> None:
-    await sandbox.run(spec, secrets={}, report=silent)
 
 
 async def _build(call: ProcessSpec, tool: Tool, folder: str, sandbox: Sandbox, report: Report) -> None:

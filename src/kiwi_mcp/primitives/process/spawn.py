@@ -25,7 +25,7 @@ RESULT = "KIWI_RESULT"
 """The variable with the path of the result channel."""
 
 
-async def completed(work: Coroutine[object, object, None]) -> None:
+async def completed(work: Coroutine[object, object, object]) -> None:
     """Wait for work that must complete, even if this task is cancelled several times."""
     task = asyncio.ensure_future(work)
     is_cancelled = False
@@ -223,5 +223,5 @@ def start_background(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) 
         start_new_session=True,
         close_fds=True,
     )
-    process.returncode = 0  # nobody waits for it here, and that is no fault
+    process.returncode = 0  # it is not waited for here, and that is no fault
     return process.pid
