@@ -138,7 +138,7 @@ class Process:
         profile = plan.profile or SandboxProfile(strictest(()))
         if profile.provenance == "unknown" and "items" in plan.facts:
             raise PolicyDenied(
-                f"{chain.tool.id!r} calls other items, and nobody has signed it.",
+                f"{chain.tool.id!r} calls other items, and is not signed.",
                 suggestion=f"Read it, then `kiwi sign {chain.tool.id}`.",
                 tool_id=chain.tool.id,
             )

@@ -31,7 +31,7 @@ def refuse_unknown(chain: Chain, profile: SandboxProfile) -> None:
     """Refuse an item of unknown origin: it belongs to no group."""
     if profile.provenance == "unknown":
         raise PolicyDenied(
-            f"{chain.tool.id!r} shares a scratch folder with other tools of its source, and nobody has signed it.",
+            f"{chain.tool.id!r} shares a scratch folder with other tools of its source, and is not signed.",
             suggestion=f"Read it, then `kiwi sign {chain.tool.id}`.",
             tool_id=chain.tool.id,
         )

@@ -82,7 +82,7 @@ class _Calls:
                 while line := await reader.readline():
                     await gate.acquire()
                     group.create_task(self._answer(line)).add_done_callback(lambda _: gate.release())
-            except ValueError:  # a line over the limit: what follows cannot be told apart from it
+            except ValueError:  # a line over the limit: where the next one begins is not known
                 self._send({"error": "too_large", "message": f"A call has more than {_LONGEST:,} bytes."}, None)
 
     async def _answer(self, line: bytes) -> None:

@@ -380,7 +380,7 @@ class Kernel:
         words = _BETWEEN_WORDS.sub(" ", error.tool_id[:_WORD])
         request: JsonObject = {"query": words, "limit": _SUGGESTED, **place}
         declared = await asyncio.to_thread(find_verb, "search", request)
-        # Nobody asked for this search, so it leaves no receipt of its own, and its size is not counted.
+        # The caller did not ask for this search, so it leaves no receipt of its own, and its size is not counted.
         found = (await self._response("search", declared, request, caller, None, (), is_read=False)).content
         hits = [as_object(hit) for hit in as_list(found.get("results"))] if "note" not in found else []
         names = [as_text(hit.get("name")) for hit in hits]

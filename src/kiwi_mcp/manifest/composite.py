@@ -56,7 +56,7 @@ class CompositeStep(Struct, frozen=True):
 
     @property
     def stand_in(self) -> str:
-        """The step whose result stands for that of this one where it fails; empty where there is none."""
+        """The step that takes the place of this one if it fails; empty if there is none."""
         return "" if self.on_error in {FAIL, SKIP} else self.on_error
 
     @property
@@ -228,11 +228,11 @@ def _circles(composite: Composite) -> Iterator[Issue]:
         }
         for step in composite.steps
     }
-    told: set[str] = set()
+    reported: set[str] = set()
     for at, step in enumerate(composite.steps):
         circle = _circle(step.id, waits)
-        if circle and not told & {*circle}:
-            told |= {*circle}
+        if circle and not reported & {*circle}:
+            reported |= {*circle}
             drawn = " → ".join((*circle, step.id))
             yield Issue(f"config.steps[{at}]", f"waits for itself: {drawn}", "Let one of them need less.")
 

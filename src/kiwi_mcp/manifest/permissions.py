@@ -107,7 +107,7 @@ def _grant(written: Json, name: str, sheets: TypeSpecs, *, with_delegated: bool)
 
 
 def _opened(grant: Grant) -> Grant:
-    """Return a grant of items that leaves to other grants what it says nothing about."""
+    """Return a grant of items that leaves to other grants what it does not mention."""
     if not (grant.items.allow or grant.traits.allow):
         return grant
     silent = {word: rules for word in _USES if not (rules := _rules(grant, word)).allow}

@@ -309,14 +309,14 @@ def _branches(outputs: JsonObject) -> list[JsonObject]:
         named = {as_text(one.get("name")): _field(one) for one in fields}
         needed = [as_text(one.get("name")) for one in fields if as_text(one.get("required")).lower() == "true"]
         return [{"type": "object", "properties": named, "required": needed}]
-    told = [_OUTPUT.findall(as_text(outputs.get(word))) for word in ("success", "failure", "text")]
+    listed = [_OUTPUT.findall(as_text(outputs.get(word))) for word in ("success", "failure", "text")]
     found: list[JsonObject] = [
         {
             "type": "object",
             "properties": {name: _told(kind) for name, kind in one},
             "required": [name for name, _ in one],
         }
-        for one in told
+        for one in listed
         if one
     ]
     return found or [

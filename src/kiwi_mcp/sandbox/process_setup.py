@@ -328,7 +328,7 @@ def prepare(spec: ProcessSpec, profile: SandboxProfile, keep: ExitStack) -> Proc
             if grant.is_folder and not f"{grant.path}/".startswith(tuple(map("{}/".format, profile.trusted))):
                 refuse_sockets(grant.path, _APART)
     copies = profile.git_copies
-    # Nobody obeys what is in a scratch folder: no name is protected there.
+    # No program obeys what is in a scratch folder: no name is protected there.
     owners = [grant for grant in granted if grant.path != profile.scratch] if profile.scratch else granted
     shields = protected_grants(owners, base_profile(), keep, profile.closed, copies) if profile.writable else ()
     # It starts where it was to, if that or something in it was granted, else in its home. What is given of a folder

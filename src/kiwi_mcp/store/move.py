@@ -47,7 +47,7 @@ def has_data(database: Database) -> bool:
 
 
 def copy_store(source: Database, target: Database, switch: Callable[[], None]) -> int:
-    """Copy every row, compare, commit, then call `switch` while nobody can write to the source; return the rows.
+    """Copy every row, compare, commit, then call `switch` while the source is locked against writers; return the rows.
 
     Nothing is changed in the source. A target that has rows of its own is refused, and stays as it is.
     """

@@ -455,7 +455,7 @@ class PostgresDatabase:
 
 
 def _unfit(connection: PostgresConnection, shown: str) -> StoreUnavailable | None:
-    """Return why a database cannot be a store, by what the server said when it was connected."""
+    """Return why a database cannot be a store; None if the server reported nothing wrong."""
     encoding, version = connection.info.parameter_status("server_encoding"), connection.info.server_version
     if version < _OLDEST:
         return unavailable(

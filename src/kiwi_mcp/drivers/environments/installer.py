@@ -249,7 +249,7 @@ def indexes_of(index: PackageIndex) -> Indexes:
 def named_indexes(environ: Mapping[str, str], names: Iterable[str]) -> Indexes:
     """Return the indexes that some variables name; a value that is no address and no folder does not count.
 
-    The names come from a runtime that anybody may have written, so no value is passed on, and none with a password
+    The names come from a runtime that any author may have written, so no value is passed on, and none with a password
     counts.
     """
     values = [environ.get(name, "") for name in names]

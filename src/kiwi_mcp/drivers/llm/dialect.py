@@ -41,7 +41,7 @@ def function_tool(tool: ToolDefinition) -> JsonObject:
 
 
 def temperature_of(prompt: Prompt, choice: ModelChoice) -> float | None:
-    """Return the temperature to send; None where the model takes none, or nobody chose one."""
+    """Return the temperature to send; None where the model takes none, or none was chosen."""
     wanted = choice.temperature if prompt.temperature is None else prompt.temperature
     return None if "no_temperature" in choice.quirks else wanted
 

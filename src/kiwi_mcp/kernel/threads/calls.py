@@ -54,7 +54,7 @@ async def make_call(work: ThreadWork, call: ToolCallPart) -> WaitReason | Stoppe
 
 
 def loaded_tool(work: ThreadWork, content: JsonObject) -> tuple[NewEvent, ...]:
-    """Return the event that adds a definition to further requests, for a provider whose list of tools grows."""
+    """Return the event that adds a definition to further requests, for a provider that may get more tools later."""
     identity, metadata = as_text(content.get("identity")), as_object(content.get("metadata"))
     is_callable = bool(content.get("chain")) and content.get("permitted") is not False
     if work.choice.tools_mode != "grow" or not is_callable or identity in work.targets.values():

@@ -94,7 +94,7 @@ def outcome_of(thread: Thread, events: Sequence[ThreadEvent]) -> ThreadOutcome:
 
 
 def _item_of(call: ToolCallPart) -> str:
-    """Return the item that a call means: `execute` is named by what it runs."""
+    """Return the item that a call runs."""
     try:
         arguments: JsonObject = as_object(msgspec.json.decode(call.arguments or "{}"))
     except (msgspec.DecodeError, UnicodeError):

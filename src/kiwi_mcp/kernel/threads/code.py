@@ -1,4 +1,4 @@
-"""Code mode: a thread whose steps come from a program that a model wrote, and not from a model.
+"""Code mode: a thread that follows a program which a model wrote, and not the model itself.
 
 A segment of the program ends where it waits for calls. They are stored as a reply of a model is, with a snapshot of
 the program, and made as any call of a thread. So a program survives its process, and may wait for days.

@@ -158,7 +158,7 @@ class ThreadRunner:
         except asyncio.CancelledError:
             own = asyncio.current_task()
             if task.cancelled() and own is not None and not own.cancelling():
-                return End("cancelled")  # a command cancelled the thread, and nobody this caller
+                return End("cancelled")  # a command cancelled the thread, not this caller
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task

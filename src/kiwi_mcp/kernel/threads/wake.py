@@ -67,7 +67,7 @@ def worker_lock(user: Path) -> int | None:
 
 
 def file_lock(path: Path) -> int | None:
-    """Return the open file of a lock, which closing it releases, or None where somebody else has it."""
+    """Return the open file of a lock, or None if another process has it; closing the file releases it."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

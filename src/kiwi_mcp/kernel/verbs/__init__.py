@@ -236,7 +236,7 @@ VERBS: tuple[VerbFamily, ...] = (
     VerbFamily(
         name="key",
         verbs=dict.fromkeys(("list", "show", "new", "trust", "revoke", "rotate"), "key"),
-        description="Whose keys vouch for items; the owner makes, trusts, revokes and rotates them.",
+        description="The keys that sign items; the owner makes, trusts, revokes and rotates them.",
         is_read_only=False,
     ),
     VerbFamily(

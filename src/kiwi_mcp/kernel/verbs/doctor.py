@@ -66,8 +66,8 @@ _PLUMBING = frozenset(
 _DECLARED = ("parameters", "inputs", "outputs", "properties")
 """Keys below which an item names its own parameters."""
 _COMMON = (
-    f"what ships with Kiwi runs as you, what you or a model wrote is {floor('owner_written')}, what nobody is known to "
-    f"have written is {floor('unknown')}"
+    f"what ships with Kiwi runs as you, what you or a model wrote is {floor('owner_written')}, what is of unknown "
+    f"origin is {floor('unknown')}"
 )
 _UNTESTED = "whether this machine can give that was not tested yet; the first tool does so"
 

@@ -335,7 +335,7 @@ def _own_names(offer: Offer) -> Sequence[str]:
 
 
 def _rewrite(user: Path, section: Section, change: Callable[[dict[str, Json]], object]) -> None:
-    memory_folder(user)  # a folder whose disk is missing is not made anew
+    memory_folder(user)  # a folder on a missing disk is not created again
     rewrite(preferences_file(user), section, change, check=lambda: check_preferences(user))
 
 

@@ -198,7 +198,7 @@ class _Setup:
         return shown_path(path, self._catalog.space)
 
     def _names(self, one: Configuration) -> list[str]:
-        """Return the servers of a file; one that cannot be read has none, and the owner is told why."""
+        """Return the servers of a file; one that cannot be read has none, with a warning."""
         try:
             return [draft.name for draft in read_configuration(one.path).servers if not draft.project]
         except KiwiError as fault:

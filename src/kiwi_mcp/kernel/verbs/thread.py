@@ -281,7 +281,7 @@ def _observing(context: VerbContext, after: int = 0) -> ThreadObserver:
 
 
 def event_text(event: ThreadEvent) -> str:
-    """Return an event in a few words; empty for one that nobody needs to see while it runs."""
+    """Return an event in a few words; empty for one that is not shown while it runs."""
     body = event.body
     match event.kind:
         case "model":
@@ -374,7 +374,7 @@ def _question(stores: ThreadStores, one: ThreadQuestion) -> JsonObject:
 
 
 def _shown_body(body: JsonObject) -> JsonObject:
-    """Return the body of an event without the snapshot of a program, which nobody reads."""
+    """Return the body of an event without the snapshot of a program."""
     return {name: value for name, value in body.items() if name != "snapshot"}
 
 
@@ -710,7 +710,7 @@ async def resume_thread(request: ThreadResumeRequest, context: VerbContext) -> T
 
 
 async def _refuse_paused(thread: Thread, context: VerbContext) -> None:
-    """Refuse to resume a thread that somebody else, or a hook, has paused."""
+    """Refuse to resume a thread that another caller, or a hook, has paused."""
     if context.is_owner or (thread.status != "paused" and thread.command != "pause"):
         return
     stores = _stores(context)

@@ -260,8 +260,8 @@ def _tree(steps: Sequence[StepChain], indent: str) -> Iterator[str]:
         is_last = step is steps[-1]
         needs = f"  after {', '.join(step.needs)}" if step.needs else ""
         called = [f"{link.tool_id} {link.version}" for link in step.chain]
-        told = ([f"asks: {step.ask}"] if step.ask else []) + ([" → ".join(called)] if called else [])
-        yield f"{indent}{'└─' if is_last else '├─'} {step.id}: {'; '.join(told)}{needs}"
+        parts = ([f"asks: {step.ask}"] if step.ask else []) + ([" → ".join(called)] if called else [])
+        yield f"{indent}{'└─' if is_last else '├─'} {step.id}: {'; '.join(parts)}{needs}"
         below = f"{indent}{'   ' if is_last else '│  '}"
         if step.refused:
             yield f"{below}✗ {step.refused}"

@@ -230,7 +230,7 @@ async def run(
 
 
 def _confirmed(handover: Handover, confirm: Callable[[], None]) -> Handover:
-    """Return a start that is confirmed again when its launcher is told what to start, which is the last moment."""
+    """Return a start that is confirmed again at the last moment, when its launcher gets the command."""
 
     def enter(pid: int) -> None:
         confirm()

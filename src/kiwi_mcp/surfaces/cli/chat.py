@@ -306,7 +306,7 @@ class Chat:
         return shown if is_idle else self._loop.run(self._turn({**request, "wait": True}))
 
     def _is_open(self) -> bool:
-        """Whether the next line can be used: without a terminal nobody can approve a call."""
+        """Whether the next line can be used: without a terminal no call can be approved."""
         if self._is_asked or self._thread.get("waits_for") != "approval":
             return True
         self._code = ApprovalRequired.exit_code

@@ -268,7 +268,7 @@ class VisitedKernel(Kernel):
         super().__init__(project, user=space, is_owner=False, surface="gateway", authority=authority, served=served)
 
     async def call(self, verb: str, payload: JsonObject, caller: Caller = NO_CALLER) -> Answer:
-        """Answer one verb; a thread calls as its starter, whoever lets it continue."""
+        """Answer one verb; a thread always calls as its starter."""
         return await super().call(verb, payload, caller if caller.origin.thread else visited_by(visiting.get(), caller))
 
     def acting(self) -> Caller:

@@ -139,7 +139,7 @@ class RunningTask:
 class TaskManager:
     """The tasks under way in this process, and through the store those of others and those that have ended.
 
-    A task that runs a thread has the id of that thread, and no row of its own: whoever owns the thread reads it from
+    A task that runs a thread has the id of that thread, and no row of its own: the owner of the thread reads it from
     there, in any process.
     Everything of the store is done in other threads.
     """

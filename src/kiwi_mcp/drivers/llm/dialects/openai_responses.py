@@ -153,7 +153,7 @@ class ResponsesReader(ReplyReader):
         return []
 
     def _complete(self, index: Json, item: JsonObject) -> list[ReplyDelta]:
-        """Take an item that has ended: what it says counts, also where its deltas were not sent."""
+        """Take the content of an item that has ended, also where its deltas were not sent."""
         deltas: list[ReplyDelta] = []
         match item.get("type"):
             case "function_call":

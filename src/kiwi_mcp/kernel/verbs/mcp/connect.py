@@ -216,7 +216,7 @@ async def _by_own_command(change: ClientFileChange, client: str, scope: Scope, c
         if result.exit_code:
             raise Unavailable(
                 f"`{shlex.join(line)}` failed: {strip_controls(result.stderr.decode(errors='replace'))[-300:].strip()}",
-                suggestion="Look at what it says, then ask for the change again.",
+                suggestion="Fix what it reports, then run the command again.",
             )
     return backup
 
