@@ -157,7 +157,7 @@ def ask(project: Path, verb: str, request: JsonObject) -> JsonObject:
 
 def check(campaign: Campaign) -> None:
     """Check that all acknowledged work exists, and that nothing ran twice or without approval."""
-    # A sandbox that was told what to start in the very moment in which its kernel died may begin a little later, and
+    # A sandbox that got its command in the very moment in which its kernel died may begin a little later, and
     # ends by itself: so nothing may be there for a whole second.
     end, quiet = time.monotonic() + SETTLED, 0
     while quiet < 20 and time.monotonic() < end:

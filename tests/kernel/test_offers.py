@@ -122,9 +122,6 @@ def everything(ask: Ask, tmp_path: Path, sandbox: None) -> Server:
     return server
 
 
-# --- which definitions go with every prompt ---
-
-
 @pytest.mark.req("D1", "D7")
 def test_only_meta_tools_are_sent_by_default(look: Look, ask: Ask, project: Path) -> None:
     write_tool(project / ".ai", "weather")
@@ -239,9 +236,6 @@ def test_search_returns_short_cards_and_load_returns_one_definition(ask: Ask, pr
     assert answer.content["result"] == "here"
 
 
-# --- what cannot be had ---
-
-
 @pytest.mark.req("B2", "C6")
 def test_a_preferred_but_missing_item_is_a_notice(look: Look, ask: Ask, user: Path, project: Path) -> None:
     write_tool(project / ".ai", "weather")
@@ -351,9 +345,6 @@ def test_a_huge_definition_is_not_sent(look: Look, user: Path, project: Path) ->
     assert "characters long" in offers.notices[0]
 
 
-# --- names ---
-
-
 def test_names_are_callable_and_unique(look: Look, user: Path, project: Path, everything: Server) -> None:
     long = "a" * 100
     for name in ("search", "runs", "everything_echo", long):
@@ -400,9 +391,6 @@ def test_a_project_item_that_hides_a_preferred_tool_is_reported(look: Look, user
     assert names(look().tools) == ["weather"]
 
 
-# --- hints ---
-
-
 @pytest.mark.parametrize(
     ("words", "hints"),
     [
@@ -442,9 +430,6 @@ def test_a_tool_that_calls_others_is_marked_and_a_server_declares_its_own_hints(
     assert echo.hints == Hints(is_read_only=True, is_open_world=False)
     assert (echo.title, echo.description) == ("Echo", "Say it again")
     assert get_sum.hints == Hints()
-
-
-# --- prompts and resources ---
 
 
 def test_directives_and_knowledge_of_project_and_user_are_listed(look: Look, user: Path, project: Path) -> None:
@@ -510,9 +495,6 @@ def test_a_tool_that_is_preferred_as_a_prompt_is_a_notice(look: Look, user: Path
     assert "it is not one of the resources" in offers.notices[1]
 
 
-# --- marks ---
-
-
 def test_the_etag_changes_only_with_visible_changes(kernel: Kernel, look: Look, user: Path, project: Path) -> None:
     assert kernel.offers_mark() == ""
     write_tool(project / ".ai", "weather")
@@ -561,9 +543,6 @@ def test_unchanged_offers_are_the_same_object(look: Look, kernel: Kernel, user: 
     assert kernel.task_after() == 2
     prefer(user, "task_after: 12.5\n")
     assert kernel.task_after() == 12.5
-
-
-# --- without a project ---
 
 
 @pytest.mark.usefixtures("sandbox")

@@ -42,7 +42,7 @@ COUNTED = {
     "postgres": "create trigger changes_are_counted after insert or update or delete or truncate on counters"
     " for each statement execute function kiwi_count_change();",
 }
-"""On a server, the tables whose changes count are those with this trigger."""
+"""On a server, changes count in the tables with this trigger."""
 
 
 @pytest.fixture

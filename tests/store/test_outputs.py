@@ -36,7 +36,7 @@ def not_stored(run_id: str) -> bytes:
 
 
 def no_check(_: str) -> None:
-    """Let a page be read: whose run it is does not matter here."""
+    """Let a page be read by any caller."""
 
 
 def kept(folder: Path, number: int = 0, *, now: datetime = NOW, count: int = 50) -> StoredOutput:

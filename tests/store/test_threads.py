@@ -139,7 +139,7 @@ def test_threads_of_another_owner_are_not_found(database: Database) -> None:
         other.verify(thread.id)
 
 
-def test_threads_are_listed_by_what_is_asked_for(threads: Threads) -> None:
+def test_threads_are_listed_by_filter(threads: Threads) -> None:
     old = threads.create(a_thread(NOW - 3 * DAY, directive="other"), [EVENT])
     root = started(threads, starter="ana")
     root, child = threads.spawn(

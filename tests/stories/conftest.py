@@ -17,7 +17,8 @@ import pytest
 from mcp import Client
 from tests.plugins.http_server import HttpReply, HttpRequest, http_server
 
-from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.calls import Caller
+from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
 from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.surfaces.mcp.calls import Calls
 from kiwi_mcp.surfaces.mcp.server import build_server
@@ -25,7 +26,45 @@ from kiwi_mcp.surfaces.mcp.tool_list import ToolListWatcher
 
 PLACED = Path(__file__).parents[1] / "data" / "mcp" / "placed.py"
 PATIENCE = 120.0
+MODEL = Caller(client="a model")
 Respond = Callable[[JsonObject], tuple[int, Mapping[str, str], bytes]]
+
+
+def asked(project: Path, *requests: tuple[str, JsonObject]) -> list[JsonObject]:
+    """Return the answers to some requests of the owner, made to one kernel."""
+
+    async def story() -> list[JsonObject]:
+        kernel = Kernel(project)
+        try:
+            return [(await kernel.call(verb, request, Caller())).content for verb, request in requests]
+        finally:
+            await kernel.aclose()
+
+    return asyncio.run(story())
+
+
+@pytest.fixture
+def call(project: Path) -> Callable[..., dict[str, Any]]:
+    """Call an item as a model does, which cannot be asked; `approved` has the owner approve it."""
+
+    def call(item: str, *, approved: bool = False, **parameters: object) -> dict[str, Any]:
+        async def story() -> dict[str, Any]:
+            kernel = Kernel(project)
+            try:
+                request: Any = {"item_id": item, "parameters": parameters}
+                answer = (await kernel.call("execute", request, MODEL)).content
+                if approved:
+                    number = as_text(answer["approval_id"])
+                    said = await kernel.call("approvals", {"action": "approve", "approval_id": number}, Caller())
+                    assert not said.is_error, said.content
+                    answer = (await kernel.call("execute", request, MODEL)).content
+                return dict(as_object(answer.get("result")) or answer)
+            finally:
+                await kernel.aclose()
+
+        return asyncio.run(story())
+
+    return call
 
 
 @pytest.fixture

@@ -98,7 +98,7 @@ async def test_an_item_that_must_run_more_strictly_is_not_run_in_a_container(hou
         assert "kiwi relax box --to standard" in str(answer["suggestion"])
 
 
-async def test_a_machine_without_an_engine_is_told_what_to_install(
+async def test_without_an_engine_the_error_names_what_to_install(
     house: House, sandbox: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     container(house, "localhost/some:1", "true")
@@ -124,7 +124,7 @@ async def test_options_for_the_engine_cannot_be_smuggled_into_a_manifest(house: 
     assert (await house.own("execute", action="validate", item_id="box"))["valid"] is False
 
 
-async def test_a_runtime_of_somebody_else_starts_no_engine(house: House, sandbox: None) -> None:
+async def test_a_runtime_that_does_not_ship_with_kiwi_starts_no_engine(house: House, sandbox: None) -> None:
     config: JsonObject = {"command": "podman", "engines": ["podman"], "args": ["run", "--privileged", "{container}"]}
     runtime: JsonObject = {
         "tool_id": "own_engine",
@@ -164,12 +164,12 @@ async def test_the_form_of_the_first_manifests_runs_in_its_image(house: House, i
     house.write("tools/box/tool.yaml", manifest)
     answer = await run(house, word="--privileged")
     assert answer["status"] == "success", answer
-    told = str(answer["result"])
-    assert told.startswith('{"word":"--privileged"}\n--privileged\nfrom the project\n')
-    assert "read-only" in told
-    assert "CapEff:\t0000000000000000\nNoNewPrivs:\t1\n1\n" in told  # one interface, which is its own loopback
-    assert "secret" not in told
-    assert "KIWI_PROJECT" not in told
+    output = str(answer["result"])
+    assert output.startswith('{"word":"--privileged"}\n--privileged\nfrom the project\n')
+    assert "read-only" in output
+    assert "CapEff:\t0000000000000000\nNoNewPrivs:\t1\n1\n" in output  # one interface, which is its own loopback
+    assert "secret" not in output
+    assert "KIWI_PROJECT" not in output
     assert list((house.root / "cache").glob("kiwi-*.json")) == []  # the parameters
     assert (house.project / "data" / "made").read_text() == "made\n"
     isolation = as_object(answer["isolation"])

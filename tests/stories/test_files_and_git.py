@@ -10,40 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.stories.conftest import MODEL
 
 from kiwi_mcp.data import FOLDER
 from kiwi_mcp.domain.calls import Caller
-from kiwi_mcp.domain.json import as_object, as_text
+from kiwi_mcp.domain.json import as_text
 from kiwi_mcp.kernel import Kernel
 
 pytestmark = pytest.mark.usefixtures("processes", "sandbox", "home")
-MODEL = Caller(client="a model")
 Content = dict[str, Any]
 Call = Callable[..., Content]
-
-
-@pytest.fixture
-def call(project: Path) -> Call:
-    """Call an item as a model does, which cannot be asked; `approved` has the owner approve it."""
-
-    def call(item: str, *, approved: bool = False, **parameters: object) -> Content:
-        async def story() -> Content:
-            kernel = Kernel(project)
-            try:
-                request: Any = {"item_id": item, "parameters": parameters}
-                answer = (await kernel.call("execute", request, MODEL)).content
-                if approved:
-                    number = as_text(answer["approval_id"])
-                    said = await kernel.call("approvals", {"action": "approve", "approval_id": number}, Caller())
-                    assert not said.is_error, said.content
-                    answer = (await kernel.call("execute", request, MODEL)).content
-                return dict(as_object(answer.get("result")) or answer)
-            finally:
-                await kernel.aclose()
-
-        return asyncio.run(story())
-
-    return call
 
 
 def permit(project: Path, *items: str, **words: Any) -> None:

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
+from tests.stories.conftest import asked
 
 import kiwi_mcp
 from kiwi_mcp.domain.calls import Caller, Space
@@ -134,20 +135,6 @@ def variables() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(kiwi_mcp.__file__).parents[1])}
 
 
-# --- memory_root ---
-
-
-def results(*requests: tuple[str, JsonObject], project: Path) -> list[JsonObject]:
-    async def story() -> list[JsonObject]:
-        kernel = Kernel(project)
-        try:
-            return [(await kernel.call(verb, request, Caller())).content for verb, request in requests]
-        finally:
-            await kernel.aclose()
-
-    return asyncio.run(story())
-
-
 def test_all_that_reads_the_memory_follows_its_root(project: Path, user: Path, elsewhere: Path) -> None:
     (user / "memory" / "knowledge").mkdir(parents=True)
     (user / "memory" / "knowledge" / "stale.md").write_text(KNOWLEDGE.format("stale"))
@@ -163,7 +150,8 @@ def test_all_that_reads_the_memory_follows_its_root(project: Path, user: Path, e
         (elsewhere / place).parent.mkdir(parents=True, exist_ok=True)
         (elsewhere / place).write_text(text)
 
-    read, listed, clouds, stale, skills, prefer, history = results(
+    read, listed, clouds, stale, skills, prefer, history = asked(
+        project,
         ("execute", {"item_id": "memory_read", "parameters": {"path": "notes/tea.md"}}),
         ("execute", {"item_id": "memory_list", "parameters": {}}),
         ("load", {"item_id": "clouds", "item_type": "knowledge"}),
@@ -171,7 +159,6 @@ def test_all_that_reads_the_memory_follows_its_root(project: Path, user: Path, e
         ("skill", {"action": "list"}),
         ("prefer", {"action": "add", "name": "memory_list"}),
         ("execute", {"item_id": "memory_history", "parameters": {}}),
-        project=project,
     )
     assert as_object(read["result"])["content"] == "Green.\n"
     assert len(as_list(as_object(listed["result"])["entries"])) == 6
@@ -199,7 +186,7 @@ def test_the_memory_server_and_an_export_follow_the_root(project: Path, elsewher
             return "Green." in (await client.call_tool("memory_read", {"path": "tea.md"})).model_dump_json()
 
     assert asyncio.run(served())
-    (done,) = results(("memory", {"action": "export", "path": str(tmp_path / "out")}), project=project)
+    (done,) = asked(project, ("memory", {"action": "export", "path": str(tmp_path / "out")}))
     assert done["status"] == "exported"
     assert b"Green." in (tmp_path / "out").read_bytes()
 
@@ -228,12 +215,12 @@ def test_a_chosen_folder_that_is_missing_is_not_made_and_the_rest_works(project:
     (user / "config.yaml").write_text("memory_root: ~/usb/memory\n")
     with pytest.raises(KiwiError, match="not there"):
         memory_folder(user)
-    listed, prefer, found, doctor = results(
+    listed, prefer, found, doctor = asked(
+        project,
         ("execute", {"item_id": "memory_list"}),
         ("prefer", {"action": "add", "name": "memory_list"}),
         ("load", {"item_id": "memory_list"}),
         ("doctor", {}),
-        project=project,
     )
     assert (listed["code"], prefer["code"]) == ("unavailable", "unavailable")
     assert "code" not in found
@@ -255,15 +242,10 @@ def test_a_tool_is_kept_away_from_a_memory_wherever_it_is(project: Path, home: P
     signed: list[tuple[str, JsonObject]] = [
         ("execute", {"action": "sign", "item_id": name}) for name in ("around", "inside")
     ]
-    *_, around, inside = results(
-        *signed, *(("execute", {"item_id": name}) for name in ("around", "inside")), project=project
-    )
+    *_, around, inside = asked(project, *signed, *(("execute", {"item_id": name}) for name in ("around", "inside")))
     assert "Anyone may read this." in str(around)
     assert "tea.md" not in str(around)
     assert (inside["code"], "Kiwi's own folder" in as_text(inside["message"])) == ("not_permitted", True)
-
-
-# --- auth_mode ---
 
 
 @pytest.mark.req("N3")
@@ -317,14 +299,11 @@ def test_a_file_that_is_gone_behind_its_link_permits_nothing(project: Path, user
     assert asyncio.run(story())["code"] == "invalid_manifest"
 
 
-def test_locked_gives_nobody_a_verb_that_the_policy_denies(project: Path, user: Path) -> None:
+def test_locked_allows_no_verb_that_the_policy_denies(project: Path, user: Path) -> None:
     (user / "policy.yaml").write_text("verbs: {deny: [search]}\n")
     (user / "config.yaml").write_text("auth_mode: locked\n")
-    (found,) = results(("search", {"query": "hello"}), project=project)
+    (found,) = asked(project, ("search", {"query": "hello"}))
     assert found["code"] == "not_permitted"
-
-
-# --- tool_sources ---
 
 
 @pytest.mark.req("C8", "N5")
@@ -359,9 +338,6 @@ def test_a_space_without_choices_uses_the_five_sources(tmp_path: Path) -> None:
     assert Space(tmp_path, tmp_path, tmp_path).sources == ("project", "user", "registry", "mcp", "builtin")
 
 
-# --- what is in the memory, and what is not ---
-
-
 def tree(root: Path) -> dict[str, bytes]:
     """Return every file of a memory, without its history."""
     files = (path for path in root.rglob("*") if path.is_file() and ".git" not in path.parts)
@@ -392,7 +368,8 @@ def test_what_is_installed_configured_and_used_leaves_no_plumbing_in_the_memory(
     )
     hi: JsonObject = {"content": f"{TOOL}echo hi\n", "filename": "hi.sh"}
     add: JsonObject = {"action": "add", "location": "user", "accept": False, "start": False}
-    added = results(
+    added = asked(
+        project,
         ("execute", {"action": "create", "item_id": "hi", "parameters": hi}),
         ("execute", {"action": "sign", "item_id": "hi"}),
         ("execute", {"item_id": "hi"}),
@@ -400,18 +377,17 @@ def test_what_is_installed_configured_and_used_leaves_no_plumbing_in_the_memory(
         ("mcp", {**add, "server": "local", "command": "/opt/servers/files", "args": ["--port", "7431"]}),
         ("mcp", {**add, "server": "far", "url": "https://mcp.test:9443/mcp"}),
         ("secrets", {"action": "set", "name": "API_KEY", "value": "0123456789abcdef"}),
-        project=project,
     )
     assert [one for one in added if "error" in one] == []
     assert "https://mcp.test:9443" in "".join(path.read_text() for path in (user / "tools").rglob("*.yaml"))
     assert tree(memory) == before
-    removed = results(
+    removed = asked(
+        project,
         ("execute", {"action": "delete", "item_id": "hi", "parameters": {"confirm": True}}),
         ("mcp", {"action": "remove", "server": "local"}),
         ("mcp", {"action": "remove", "server": "far"}),
         ("prefer", {"action": "add", "name": "hi"}),  # the owner's own wish is the one exception
         ("doctor", {}),
-        project=project,
     )
     assert [one for one in removed if "error" in one] == []
     assert {name for name in tree(memory) if tree(memory)[name] != before.get(name)} == {"preferences.yaml"}
@@ -434,7 +410,7 @@ def test_the_lint_of_the_memory_finds_addresses_commands_and_locations(project: 
     ):
         (user / "memory" / place).parent.mkdir(parents=True, exist_ok=True)
         (user / "memory" / place).write_text(text)
-    (doctor,) = results(("doctor", {}), project=project)
+    (doctor,) = asked(project, ("doctor", {}))
     assert [one.partition(",")[0] for one in lint(doctor)] == [
         "far.json has `mcpServers`", "far.json has `url`",
         "knowledge/page.md has `host`", "knowledge/page.md has `port`",
@@ -463,11 +439,11 @@ def test_preferences_and_style_move_with_an_export_and_hold_on_another_host(
     (user / "memory").mkdir()
     (user / "memory" / "AGENT.md").write_text("Be brief.")
     stream = str(tmp_path / "stream")
-    *done, exported = results(
+    *done, exported = asked(
+        project,
         ("prefer", {"action": "add", "name": "memory_read", "as": "recall_note"}),
         ("prefer", {"action": "add", "name": "hello"}),
         ("memory", {"action": "export", "path": stream}),
-        project=project,
     )
     assert [one for one in done if "error" in one] == []
     assert exported["status"] == "exported"
@@ -475,9 +451,7 @@ def test_preferences_and_style_move_with_an_export_and_hold_on_another_host(
 
     other = tmp_path / "other"
     monkeypatch.setenv("USER_SPACE", str(other))
-    imported, prefer = results(
-        ("memory", {"action": "import", "path": stream}), ("prefer", {"action": "list"}), project=project
-    )
+    imported, prefer = asked(project, ("memory", {"action": "import", "path": stream}), ("prefer", {"action": "list"}))
     # A tool that is missing here is information, and no error.
     assert (imported["status"], "hello" in str(imported["warnings"])) == ("imported", True)
     assert [as_object(one)["name"] for one in as_list(prefer["tools"])] == ["recall_note"]

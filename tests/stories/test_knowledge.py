@@ -1,4 +1,4 @@
-"""Knowledge: checked before it is signed, found by what its parts say, linked to other entries."""
+"""Knowledge: checked before it is signed, found by the text of its parts, linked to other entries."""
 
 from __future__ import annotations
 

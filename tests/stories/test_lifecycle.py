@@ -104,9 +104,6 @@ def children(pid: int) -> list[str]:
     return [child for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
 
 
-# --- when they start and stop ---
-
-
 @pytest.mark.smoke
 @pytest.mark.req("I2")
 async def test_a_server_starts_at_the_first_call_and_stops_after_its_idle_time(house: House, placed: Placed) -> None:
@@ -125,9 +122,6 @@ async def test_a_server_starts_at_the_first_call_and_stops_after_its_idle_time(h
         assert (await run(client, "greet"))["status"] == "success"
         assert len(placed.noted("starts")) == 3
     assert not running(str(placed.folder))
-
-
-# --- when they cannot be had ---
 
 
 @pytest.mark.req("I3", "I5")
@@ -212,9 +206,6 @@ async def test_a_missing_server_stops_nothing_and_is_reported_to_its_owner(house
         assert (await client.call_tool("placed_greet", {"who": "Ann"})).structured_content["greeting"] == "Hello Ann"
 
 
-# --- when they take too long ---
-
-
 @pytest.mark.slow
 @pytest.mark.req("I4")
 async def test_the_timeout_of_a_call_is_that_of_the_tool_its_source_or_the_default(
@@ -244,9 +235,6 @@ async def test_the_timeout_of_a_call_is_that_of_the_tool_its_source_or_the_defau
         assert (await run(client, "mcp/placed/greet"))["status"] == "success"
     assert not running(NAP)
     assert not running(str(placed.folder))
-
-
-# --- when they change ---
 
 
 @pytest.mark.slow
@@ -326,9 +314,6 @@ async def test_a_server_is_replaced_by_its_next_version_during_a_session(
 async def test_the_upgrade_of_kiwi_by_a_restart_is_documented() -> None:
     guide = Path(__file__).parents[2] / "docs" / "guides" / "your-mcp-servers.md"
     assert "After upgrading Kiwi itself, restart your client." in guide.read_text()
-
-
-# --- beside a process of its own ---
 
 
 def serving(house: House) -> StdioServerParameters:

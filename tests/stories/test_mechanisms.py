@@ -235,9 +235,6 @@ def test_every_run_is_recorded_with_any_result(conversation: Conversation) -> No
     assert [run["identity"] for run in recorded] == [f"{conversation.source}/greet@1.0.0"]
 
 
-# --- one tool in three places ---
-
-
 async def seen(client: Client) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], set[str]]:
     """What a client sees of the tool: its definition, its answer, what it refuses, and what is recorded of it."""
     listed = {tool.name: tool for tool in (await client.list_tools(cache_mode="refresh")).tools}

@@ -25,36 +25,11 @@ from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.surfaces.mcp.memory_server import NAMES
 
 pytestmark = pytest.mark.usefixtures("processes", "home")
-MODEL = Caller(client="a model")
 
 
 @pytest.fixture
 def root(home: Path) -> Path:
     return home / ".ai" / "memory"
-
-
-@pytest.fixture
-def call(project: Path) -> Callable[..., JsonObject]:
-    """Call an item as a model does, which cannot be asked; `approved` has the owner approve it."""
-
-    def call(item: str, *, approved: bool = False, **parameters: object) -> JsonObject:
-        async def story() -> JsonObject:
-            kernel = Kernel(project)
-            try:
-                request: JsonObject = {"item_id": item, "parameters": parameters}  # type: ignore[dict-item]
-                answer = (await kernel.call("execute", request, MODEL)).content
-                if approved:
-                    number = as_text(answer["approval_id"])
-                    said = await kernel.call("approvals", {"action": "approve", "approval_id": number}, Caller())
-                    assert not said.is_error, said.content
-                    answer = (await kernel.call("execute", request, MODEL)).content
-                return as_object(answer.get("result")) or answer
-            finally:
-                await kernel.aclose()
-
-        return asyncio.run(story())
-
-    return call
 
 
 Call = Callable[..., JsonObject]

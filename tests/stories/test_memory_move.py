@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
@@ -11,10 +10,9 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from tests.stories.conftest import asked
 
-from kiwi_mcp.domain.calls import Caller
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
-from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.kernel.memory_move import RECORD, MemoryMove
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -64,17 +62,6 @@ def snapshot(folder: Path) -> Snapshot:
         for path in folder.rglob("*")
         if skipped.isdisjoint(path.relative_to(folder).parts) and path.name != "memory"
     }
-
-
-def asked(project: Path, *requests: tuple[str, JsonObject]) -> list[JsonObject]:
-    async def story() -> list[JsonObject]:
-        kernel = Kernel(project)
-        try:
-            return [(await kernel.call(verb, request, Caller())).content for verb, request in requests]
-        finally:
-            await kernel.aclose()
-
-    return asyncio.run(story())
 
 
 def migrated(project: Path, **request: bool) -> JsonObject:

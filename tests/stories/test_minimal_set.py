@@ -17,10 +17,10 @@ pytestmark = pytest.mark.usefixtures("sandbox", "processes", "loopback")
 SET = ("files_read", "files_write", "files_edit", "files_delete", "files_search", "files_list",
        "git_init", "git_commit", "git_diff", "git_log", "git_status", "skill")  # fmt: skip
 BELOW = ("python_runtime", "subprocess", "http_client", "chat")
-"""What the set, the loop and the model API stand on."""
+"""What the set, the loop and the model API need."""
 SKILL = f"""---
 name: interview
-description: Finds out what somebody wants by questions, and writes a spec that they approve
+description: Finds out what a person wants by questions, and writes a spec that they approve
 allowed-tools: {" ".join(SET)}
 ---
 Ask one question at a time: who it is for, what it must do. Then write docs/spec.md, and commit it once it is saved.

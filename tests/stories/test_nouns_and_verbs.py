@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.kernel.threads.conftest import ALL_TOOLS, DIRECTIVE, Agents, agents, write_provider
 from tests.plugins.scripted_model import ScriptedModel, say, use
-from tests.stories.conftest import listening
+from tests.stories.conftest import MODEL, listening
 
 from kiwi_mcp.domain.calls import Caller
 from kiwi_mcp.domain.json import JsonObject
@@ -23,7 +23,6 @@ from kiwi_mcp.kernel.settings import default_url
 from kiwi_mcp.store.open import open_database
 
 __all__ = ["agents"]
-MODEL = Caller(client="a model")
 Content = dict[str, Any]
 
 
@@ -36,9 +35,6 @@ async def kernel(project: Path, anyio_backend: str) -> Any:
 
 async def do(kernel: Kernel, verb: str, caller: Caller = MODEL, **words: Any) -> Content:
     return dict((await kernel.call(verb, words, caller)).content)
-
-
-# --- a noun and a verb ---
 
 
 ENTRIES = {
@@ -79,9 +75,6 @@ async def test_an_index_of_meanings_is_derived_and_can_be_deleted(
     rmtree(derived)
     assert await found() == first
     assert tree(memory) == before
-
-
-# --- verbs without a noun ---
 
 
 @dataclass(frozen=True)
@@ -171,8 +164,6 @@ def write_verbs(folder: Path, host: str) -> None:
     )  # fmt: skip
 
 
-# --- what is elsewhere ---
-
 STORY = """
 import asyncio, json, sys
 from pathlib import Path
@@ -261,9 +252,6 @@ def is_only(places: list[str], host: str) -> bool:
     """Whether something was reached, and each time by the name or the address of a host."""
     name, _, port = host.rpartition(":")
     return bool(places) and all(name in one and port in one for one in places)
-
-
-# --- a verb that crashes ---
 
 
 @pytest.mark.req("SR5")

@@ -46,7 +46,7 @@ def run(machine: Machine, item: str) -> JsonObject:
 
 @pytest.fixture
 def bob(a_machine: MakeMachine, sandbox: None) -> Machine:
-    """A machine whose owner lets every tool run."""
+    """A machine on which every tool may run."""
     machine = a_machine("bob", namespaces=["public"])
     machine.ask("approvals", action="add_rule", item="*")
     return machine
@@ -133,7 +133,7 @@ def test_what_a_model_wrote_does_not_share_with_what_the_owner_wrote(bob: Machin
 
 
 @pytest.mark.req("H2")
-def test_a_tool_that_nobody_signed_has_no_scratch_folder(bob: Machine) -> None:
+def test_an_unsigned_tool_has_no_scratch_folder(bob: Machine) -> None:
     manifest = 'tool_id: stray\ntool_type: script\nversion: "1.0.0"\nexecutor: bash_runtime\ndescription: Stray\n'
     bob.put("tools/stray/tool.yaml", f"{manifest}config: {{entrypoint: main.sh, scratch: shared}}\n")
     bob.put("tools/stray/main.sh", 'echo "$KIWI_SCRATCH"\n')

@@ -30,7 +30,7 @@ USAGE = {
 
 @dataclass(frozen=True)
 class Terminal:
-    """The command line in a project whose owner has signed the directive `study`."""
+    """The command line in a project with the signed directive `study`."""
 
     project: Path
     user: Path

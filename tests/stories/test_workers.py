@@ -61,7 +61,7 @@ asyncio.run(main())
 
 
 class _Forgotten(dict[bytes, ModelRequest]):
-    """Requests of threads that begin alike cannot be told apart, so none is compared with the one before."""
+    """Requests of threads that begin alike look the same, so none is compared with the one before."""
 
     def get(self, key: bytes, default: object = None) -> None:  # type: ignore[override]  # it has nothing
         return None
@@ -69,7 +69,7 @@ class _Forgotten(dict[bytes, ModelRequest]):
 
 @pytest.fixture
 def shared(home: Path, project: Path, scripted_model: ScriptedModel, postgres_url: str) -> str:
-    """A home on PostgreSQL whose model takes 300 ms for an answer, calls a tool, then ends."""
+    """A home on PostgreSQL; its model takes 300 ms for an answer, calls a tool, then ends."""
     user = home / ".ai"
     (user / "directives").mkdir(parents=True)
     (user / "tools").mkdir()

@@ -1,7 +1,7 @@
-"""A llama.cpp server with a model of 2 MB that says what it is told; run with the Python of `requirements/models`.
+"""A llama.cpp server with a scripted model of 2 MB; run with the Python of `requirements/models`.
 
 The model has one-hot embeddings, no attention, and a table of which piece follows which. Its last token is its state:
-the chat template chooses what it says from the roles of the messages.
+the chat template chooses its answer from the roles of the messages.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def choice_of(dialect: str) -> ModelChoice:
 
 
 def opaque_for(dialect: str, message: Message) -> Message:
-    """Return a message whose reasoning has the opaque form that the dialect's own reader makes."""
+    """Return a message with reasoning in the opaque form that the dialect's own reader makes."""
     item = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}
     parts = [
         ReasoningPart(part.text, part.provider, part.model, json.dumps(item))

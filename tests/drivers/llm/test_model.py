@@ -294,7 +294,7 @@ async def test_tokens_from_the_cache_are_counted_apart(
 
 @pytest.mark.parametrize(("said", "stop"), [("length", "length"), ("filtered", "filtered")])
 @pytest.mark.parametrize("dialect", ["openai_chat", "openai_responses", "gemini"])
-async def test_why_a_model_stopped_is_told(
+async def test_why_a_model_stopped_is_reported(
     scripted_model: ScriptedModel, ask_model: Ask, dialect: str, said: str, stop: str
 ) -> None:
     scripted_model.will(ScriptedTurn("So far", stop=said))  # type: ignore[arg-type]  # a parameter of the test

@@ -111,7 +111,7 @@ class Bench:
         return Chain((tool, below, SUBPROCESS), (TypeTraits("process", "call"), TypeTraits(), TypeTraits()))
 
     def bind(self, chain: Chain, inputs: JsonObject | None = None) -> Plan:
-        """The plan of a chain, in the jail that its manifests ask for: what its origin asks for, the kernel adds."""
+        """The plan of a chain, in the sandbox that its manifests ask for; the kernel adds what its origin asks for."""
         plan = create_driver().bind(chain, inputs or {}, self.space)
         return replace(plan, profile=SandboxProfile(chain.isolation, provenance="owner_pinned"))
 

@@ -116,9 +116,6 @@ def test_without_figures_only_the_cost_is_reported() -> None:
     )
 
 
-# --- conversations, from receipts ---
-
-
 Write = Callable[..., None]
 
 

@@ -143,7 +143,7 @@ class FirstUse:
 async def agents(
     home: Path, project: Path, scripted_model: ScriptedModel, monkeypatch: pytest.MonkeyPatch, anyio_backend: str
 ) -> AsyncIterator[Agents]:
-    """Give a home whose only provider is the scripted model. Threads run in the kernel of the test, in no worker."""
+    """Give a home with the scripted model as its only provider. Threads run in the kernel of the test, in no worker."""
     for module in (thread, schedule, wake):
         monkeypatch.setattr(module, "start_worker", lambda _: None)
     user = home / ".ai"

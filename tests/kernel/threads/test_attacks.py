@@ -52,7 +52,7 @@ async def test_a_model_cannot_touch_the_threads_of_the_owner(agents: Agents) -> 
     assert listed.content["threads"] == []
 
 
-async def test_a_thread_cannot_start_a_directive_that_nobody_vouches_for(agents: Agents) -> None:
+async def test_a_thread_cannot_start_an_unsigned_directive(agents: Agents) -> None:
     agents.directive("study")
     agents.directive("planted", folder=agents.project / ".ai")
     await agents.sign("study")

@@ -1,4 +1,4 @@
-"""Threads that cannot start or whose model fails: a clear error or result, and nothing hangs."""
+"""Threads that cannot start or lose their model: a clear error or result, and nothing hangs."""
 
 from __future__ import annotations
 

@@ -283,7 +283,7 @@ async def asked_reasons(agents: Agents) -> list[str]:
 
 @pytest.mark.case("PINJ-05")
 @pytest.mark.usefixtures("sandbox")
-@pytest.mark.parametrize("reader", ["nobody", "the thread", "its child", "its parent"])
+@pytest.mark.parametrize("reader", ["no thread", "the thread", "its child", "its parent"])
 async def test_text_from_outside_marks_a_thread_its_children_and_its_parent(agents: Agents, reader: str) -> None:
     agents.directive("lead")
     agents.directive("study")
@@ -291,14 +291,14 @@ async def test_text_from_outside_marks_a_thread_its_children_and_its_parent(agen
     await share_and_read(agents)
     spawn = use("spawn", item="study", inputs={"topic": "one"})
     lead, child = {
-        "nobody": ([run("share")], []),
+        "no thread": ([run("share")], []),
         "the thread": ([run("get_note"), run("share")], []),
         "its child": ([spawn, use("wait"), run("share")], [run("get_note")]),
         "its parent": ([run("get_note"), spawn, use("wait")], [run("share")]),
     }[reader]
     agents.model.will_by_text({"Look into kiwis": [*lead, say("Done.")], "Look into one": [*child, say("Child.")]})
     done = await agents.start("lead")
-    if reader == "nobody":
+    if reader == "no thread":
         assert done["status"] == "completed", done
         assert await asked_reasons(agents) == []
     else:

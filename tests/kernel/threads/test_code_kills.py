@@ -1,4 +1,4 @@
-"""Programs of code mode whose processes are killed at any moment."""
+"""Processes of code mode programs are killed at any moment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ len(done)
 
 
 class ProgramSiege(Siege):
-    """A home whose processes are killed while they run programs."""
+    """A home in which processes are killed while they run programs."""
 
     async def kill_often(self, kills: int) -> None:
         """Start processes that run programs, one after the other, and kill each after a random time."""

@@ -1,4 +1,4 @@
-"""Composites whose processes are killed at any moment: no finished call runs again, and attempts are counted."""
+"""Processes of composites are killed at any moment: no finished call runs again, and attempts are counted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FLAKY = "echo x >> flaky.txt; exit 1"
 
 @dataclass
 class CompositeSiege(Siege):
-    """A home whose processes are killed while they run composites."""
+    """A home in which processes are killed while they run composites."""
 
     async def kill_often(self, kills: int) -> None:
         """Start processes that run composites, one after the other, and kill each."""
@@ -65,7 +65,7 @@ class CompositeSiege(Siege):
         return sum(len(self.lines(effect)) for effect in (*EFFECTS, "flaky"))
 
     async def answer_all(self) -> None:
-        """Answer the question of the composite, and whether calls whose end is not known were done."""
+        """Answer the question of the composite, and whether calls with an unknown end were done."""
         for question in self.runner.stores.questions.open(time.time_ns() // 1_000_000):
             answer = "yes" if question.message == "Continue?" else self.chance.choice(["done", "not done"])
             await self.agents.call("thread", action="answer", question_id=question.id, answer=answer)

@@ -208,7 +208,7 @@ async def test_an_approval_of_a_step_waits_while_other_steps_run_and_another_pro
 
 
 @pytest.mark.req("K-CO-01")
-async def test_steps_that_need_nothing_run_at_once_and_only_so_many(agents: Agents) -> None:
+async def test_steps_that_need_nothing_run_at_once_up_to_a_limit(agents: Agents) -> None:
     meet = """touch "here_$KIWI_PARAM_n"
 for _ in $(seq 600); do [ "$(ls here_* | wc -l)" -ge 3 ] && echo true && exit 0; sleep 0.05; done; exit 1"""
     count = """touch "on_$KIWI_PARAM_n"; ls on_* | wc -l; sleep 0.05; rm "on_$KIWI_PARAM_n" """
@@ -306,7 +306,7 @@ async def test_a_composite_is_cancelled_with_the_call_that_runs(agents: Agents) 
     assert not (agents.project / "notes.txt").exists()
 
 
-async def test_a_question_that_nobody_answers_in_time_is_no_refusal(agents: Agents) -> None:
+async def test_a_question_without_an_answer_in_time_is_no_refusal(agents: Agents) -> None:
     await composite(agents, "asking", [{"id": "q", "ask": {"message": "Well?", "expires": 1}, "on_error": "skip"}])
     waiting = await run(agents, "asking")
     question = (await agents.read("thread", action="show", thread_id=waiting["thread_id"]))["questions"][0]

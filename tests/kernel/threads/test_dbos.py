@@ -35,7 +35,7 @@ SOAK_ON_POSTGRES = pytest.mark.parametrize(
 
 @dataclass
 class EngineTables:
-    """A store whose workers use DBOS, and the tables of DBOS beside it."""
+    """A store, and the tables that DBOS has beside it."""
 
     agents: Agents
     url: str
@@ -55,7 +55,7 @@ class EngineTables:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Let nobody write into the tables of DBOS, while the store of Kiwi can be written."""
+        """Lock the tables of DBOS against writers, but not the store of Kiwi."""
         with self.open() as connection:
             connection.execute("lock table workflow_status in exclusive mode" if self.url else "begin immediate")
             yield
@@ -257,7 +257,7 @@ async def test_a_worker_ends_when_dbos_does_not_work_and_its_threads_are_left_to
     assert await asyncio.to_thread(again.wait, SECONDS) == 7
 
 
-def test_an_engine_whose_package_is_missing_is_refused_with_the_command_that_installs_it(
+def test_an_engine_without_its_package_is_refused_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delitem(sys.modules, "kiwi_mcp.engine.dbos", raising=False)

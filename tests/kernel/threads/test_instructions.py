@@ -1,4 +1,4 @@
-"""Instructions in files: whose they are, when a model follows them, and that an edit reaches the next turn."""
+"""Instructions in files: who wrote them, when a model follows them, and that an edit reaches the next turn."""
 
 from __future__ import annotations
 

@@ -65,10 +65,10 @@ async def test_a_message_at_the_end_of_a_turn_of_a_conversation_is_answered(agen
     agents.model.will(say("First."), say("Second."))
     begun = await agents.read("thread", action="start", item_id="chat", conversation=True)
     owner = Caller(is_owner=True, observe=injecting(agents, "model", "And?"))
-    told = await agents.call(
+    answer = await agents.call(
         "thread", owner, action="resume", thread_id=begun["thread_id"], message="Hello.", wait=True
     )
-    assert (told.content["status"], told.content["waits_for"]) == ("waiting", "message")
+    assert (answer.content["status"], answer.content["waits_for"]) == ("waiting", "message")
     assert [event["stop"] for event in await agents.events(begun["thread_id"]) if event["kind"] == "model"] == [
         "end"
     ] * 2

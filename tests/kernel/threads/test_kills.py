@@ -1,4 +1,4 @@
-"""Threads whose processes are killed at any moment: no finished call runs again, and nothing is lost."""
+"""Processes of threads are killed at any moment: no finished call runs again, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def turn_of(request: ModelRequest) -> ScriptedTurn:
 
 @dataclass
 class Siege:
-    """A home whose processes are killed while they run threads."""
+    """A home in which processes are killed while they run threads."""
 
     agents: Agents
     chance: random.Random
@@ -66,7 +66,7 @@ class Siege:
     started: int = 0
 
     async def kill_often(self, kills: int) -> None:
-        """Start processes that run threads, and kill each, until so many were killed."""
+        """Start processes that run threads, and kill each, until `kills` were killed."""
         while self.killed.total() < kills:
             is_new = not self.under_way() or self.chance.random() < 0.2
             await self.kill(*self.chance.choice([("thread",), ("up",), ("up", "worker")]) if is_new else ("worker",))
@@ -101,7 +101,7 @@ class Siege:
         return self.popen("thread", "start", "lead", "--wait", "--input", f"topic={self.next_topic()}")
 
     def start_up(self) -> subprocess.Popen[bytes]:
-        """Start a gateway that runs a new thread; nobody waits for its answer."""
+        """Start a gateway that runs a new thread; its answer is not awaited."""
         argv = [sys.executable, "-m", "kiwi_mcp", "up", "--port", "0", "--json", "--project", str(self.agents.project)]
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert process.stdout
@@ -155,7 +155,7 @@ class Siege:
         return any(not thread.is_ended for thread in self.threads())
 
     async def answer_all(self) -> None:
-        """Say of every call whose end is not known that it was done or was not done."""
+        """Say of every call with an unknown end that it was done or was not done."""
         for question in self.runner.stores.questions.open(time.time_ns() // 1_000_000):
             answer = self.chance.choice(["done", "not done"])
             await self.agents.call("thread", action="answer", question_id=question.id, answer=answer)
@@ -185,7 +185,7 @@ class Siege:
         lines = {effect: Counter(self.lines(effect)) for effect in EFFECTS}
         assert not [key for key, times in lines["at_most_once"].items() if times > 1]
         for thread in threads:
-            # One whose processes died more than ten times has failed, and its children are cancelled.
+            # One that lost more than ten processes has failed, and its children are cancelled.
             assert thread.is_ended
             assert (thread.reserved, thread.reserved_tokens) == (0, 0), thread
             assert self.runner.stores.threads.verify(thread.id) == (), thread

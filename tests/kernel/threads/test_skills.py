@@ -71,7 +71,7 @@ async def test_a_model_lists_skills_loads_one_and_reads_its_files(agents: Agents
     assert skill["files"] == ["references/order.md"]
     assert loaded["part"]["label"] == "[instructions from skill]"
     assert json.loads(file["part"]["content"])["text"] == "By the last letter.\n"
-    # What nobody signed in a project is data for a model.
+    # What is not signed in a project is data for a model.
     assert unsigned["part"]["label"] == "[data from skill]"
     assert unknown["status"] == "not_found"
     # One definition serves all skills, and it is part of every request from the first on.

@@ -150,7 +150,7 @@ async def test_a_worker_waits_for_the_lease_of_a_process_that_died_elsewhere(
     assert done["status"] == ("cancelled" if is_cancelled else "completed"), done
 
 
-async def test_a_thread_whose_question_is_missing_does_not_start(agents: Agents) -> None:
+async def test_a_thread_does_not_start_without_its_question(agents: Agents) -> None:
     agents.directive("study", folder=agents.project / ".ai")
     waiting = await agents.start("study")
     with closing(open_database(default_url(agents.user))) as database, database.transaction() as transaction:

@@ -285,7 +285,7 @@ def test_commands_show_tools_costs_and_the_model(project: Path, scripted_model: 
 
 
 @pytest.mark.usefixtures("sandbox", "user")
-def test_undo_puts_files_back_and_the_model_is_told(project: Path, scripted_model: ScriptedModel) -> None:
+def test_undo_puts_files_back_and_the_model_sees_it(project: Path, scripted_model: ScriptedModel) -> None:
     folder = project / ".ai" / "tools" / "write_note"
     folder.mkdir(parents=True)
     manifest = {"tool_id": "write_note", "tool_type": "script", "executor": "bash_runtime", "version": "1.0.0"}

@@ -277,8 +277,8 @@ def test_lists_and_verification_are_readable(kiwi: Kiwi, filled: Machine) -> Non
     )
     assert len(json.loads(kiwi("registry", "list", "--type", "primitive", "--json").out)["items"]) == 2
     checked = json.loads(kiwi("verify", "--json").out)["checked"]
-    told = f"Everything is as it was sealed: {checked} versions in HOME/.ai/state/registry.db"
-    assert kiwi("verify").output == (0, [], [told])
+    message = f"Everything is as it was sealed: {checked} versions in HOME/.ai/state/registry.db"
+    assert kiwi("verify").output == (0, [], [message])
     assert kiwi("verify", "tick").output == snapshot(
         (0, [], ["Everything is as it was sealed: 2 versions in HOME/.ai/state/registry.db"])
     )

@@ -314,9 +314,6 @@ async def test_cached_keys_work_for_a_limited_time_while_the_provider_is_silent(
     await access.aclose()
 
 
-# --- at the door ---
-
-
 def at_the_door(serving_tools: ServeTools, provider: Provider, story: Callable[[Tools], Awaitable[None]]) -> None:
     async def in_time() -> None:
         async with asyncio.timeout(120), serving_tools(oauth=IdentityProvider(provider.url, AUDIENCE)) as served:
@@ -402,9 +399,6 @@ def test_an_unreachable_provider_is_reported_and_own_tokens_still_work(
         assert (await served.post(served.token(), CALL, **HEADERS)).status_code == 200
 
     at_the_door(serving_tools, provider, story)
-
-
-# --- what the owner writes ---
 
 
 def test_the_provider_is_configured_by_options_or_by_a_file(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def modern(name: str) -> dict[str, str]:
 
 
 def add_sleeper(project: Path) -> str:
-    """Add a tool that sleeps for a while of its own; in its jail it has another number, so that tells it apart."""
+    """Add a tool that sleeps for a time of its own, by which its process is found: its sandbox gives it another pid."""
     mark = f"60.{token_hex(4)}".translate(str.maketrans("abcdef", "123456"))
     add_tool(project, "sleeper", f"exec sleep {mark}")
     return mark

@@ -104,7 +104,7 @@ def test_a_stopped_server_leaves_no_process_of_a_call(home: Path, project: Path,
     token = TokenStore(home / ".ai").add("eve", [], can_write=False, can_use_tools=True)
     folder = project / ".ai" / "tools" / "sleeper"
     folder.mkdir(parents=True)
-    mark = f"60.{os.getpid()}{int(is_modern)}"  # in its jail it has a number of its own, so it is known by a word
+    mark = f"60.{os.getpid()}{int(is_modern)}"  # its sandbox gives it another pid, so it is found by this argument
     (folder / "main.sh").write_text(f"sleep {mark} & wait")
     (folder / "tool.yaml").write_text(
         "tool_id: sleeper\ntool_type: script\nversion: 1.0.0\ndescription: Sleeps\nexecutor: bash_runtime\n"

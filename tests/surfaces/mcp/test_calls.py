@@ -215,9 +215,6 @@ def said(result: Any) -> str:
     return words
 
 
-# --- questions ---
-
-
 def test_a_handshake_client_is_asked_while_it_waits(world: World) -> None:
     async def both(_: JsonObject, caller: Caller) -> types.CallToolResult:
         return text(json.dumps(await caller.ask({"a": WHO, "b": ROOTS})))
@@ -499,9 +496,6 @@ async def _begun(client: Client, name: str, begun: asyncio.Event) -> int:
     return number
 
 
-# --- what is heard ---
-
-
 def test_a_call_without_a_listener_reports_no_progress(world: World) -> None:
     heard: list[tuple[bool, bool]] = []
 
@@ -528,9 +522,6 @@ def test_a_call_without_a_listener_reports_no_progress(world: World) -> None:
         assert heard == [(False, False), (True, True), (False, True)]
 
     run(story())
-
-
-# --- tasks ---
 
 
 def test_a_long_call_becomes_a_task_with_a_result_to_read_later(world: World) -> None:

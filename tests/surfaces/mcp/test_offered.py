@@ -128,9 +128,6 @@ async def code_of(work: Awaitable[object]) -> tuple[int, Any]:
     return refused.value.code, refused.value.data
 
 
-# --- tools ---
-
-
 @both_eras
 async def test_the_list_is_the_meta_tools_and_the_always_send_tools_and_nothing_else(mode: Mode, house: House) -> None:
     house.tool("weather", "echo sunny", effect="pure")
@@ -290,9 +287,6 @@ async def test_an_error_of_a_server_keeps_its_code(mode: Mode, house: House) -> 
         assert await code_of(client.read_resource("test://row/0/end")) == (gone, {"uri": "test://row/0/end"})
 
 
-# --- prompts ---
-
-
 @both_eras
 async def test_a_directive_is_a_prompt_with_a_program_for_a_model(mode: Mode, house: House) -> None:
     house.write("directives/release.md", DIRECTIVE)
@@ -338,9 +332,6 @@ async def test_a_server_prompt_keeps_its_messages(mode: Mode, house: House) -> N
         assert [message.role for message in got.messages] == ["assistant", "user"]
         assert got.messages[0].content == types.TextContent(text="Look at it")
         assert got.messages[1].content == types.ImageContent(data=PIXEL, mime_type="image/png")
-
-
-# --- resources ---
 
 
 @both_eras
@@ -415,9 +406,6 @@ async def test_a_changed_watched_text_is_announced(mode: Mode, house: House) -> 
         house.write("knowledge/notes.md", notes.format("newer"))
         assert await heard.get() == uri
         await client.unsubscribe_resource(uri)
-
-
-# --- completions and logs ---
 
 
 @pytest.mark.usefixtures("sandbox")

@@ -150,8 +150,6 @@ def answer_in(reply: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-# --- the two stages are one server ---
-
 REQUESTS = [
     handshake("2024-11-05"),
     handshake("2025-06-18"),
@@ -231,9 +229,6 @@ async def test_a_modern_opening_may_be_handed_over_at_any_point(split: int) -> N
     alone = await replies_to(lines, met_by_stage_one=0)
     assert [("result" in reply, reply["id"]) for reply in alone] == [(True, "d"), (True, "l"), (True, "c"), (False, 0)]
     assert await replies_to(lines, met_by_stage_one=split) == alone
-
-
-# --- calls ---
 
 
 @asynccontextmanager
@@ -403,9 +398,6 @@ async def test_progress_reaches_a_client_that_requested_it_before_the_result(env
             assert (await talk.hear())["id"] == 6
 
     await run()
-
-
-# --- the wire ---
 
 
 @pytest.mark.parametrize(
