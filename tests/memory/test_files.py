@@ -140,8 +140,28 @@ def test_a_long_file_is_shown_without_a_comparison_that_takes_too_long(root: Pat
 
     change = planned(root, "write", {"path": "long.md", "content": "".join(f"a{n % 5}\n" for n in range(200_000))})
 
-    assert change.diff().startswith("--- before: 200,000 lines\n+++ after: 200,000 lines\n+a0\n")
+    assert change.diff().startswith(
+        "--- before, from line 3: 199,998 lines\n+++ after, from line 3: 199,998 lines\n+a2\n"
+    )
     assert planned(root, "write", {"path": "agents.MD", "content": "x"}).asks_always
+
+
+def test_a_change_far_down_in_a_long_file_is_shown(root: Path) -> None:
+    lines = [f"line {number}\n" for number in range(5_000)]
+    (root / "long.py").write_text("".join(lines))
+    diff = planned(root, "edit", {"path": "long.py", "find": "line 4500\n", "replace": "evil()\n"}).diff()
+    assert diff.splitlines()[:2] == ["--- before, from line 4,498", "+++ after, from line 4,498"]
+    assert diff.splitlines()[3:] == [
+        *(" line 4497", " line 4498", " line 4499", "-line 4500", "+evil()"),
+        *(" line 4501", " line 4502", " line 4503"),
+    ]
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\r", "\x0b", "\x0c", "\x1c", "\x85"])
+def test_what_no_compiler_takes_for_the_end_of_a_line_is_part_of_the_difference(root: Path, end: str) -> None:
+    (root / "a.py").write_text("# note\ncheck()\n")
+    change = planned(root, "edit", {"path": "a.py", "find": "# note\n", "replace": f"# note{end}"})
+    assert change.diff().split("\n")[3:] == ["-# note", "-check()", f"+# note{end}check()"]
 
 
 def test_a_deleted_file_leaves_no_empty_folder(root: Path) -> None:

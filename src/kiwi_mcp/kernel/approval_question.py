@@ -188,8 +188,11 @@ def in_words(plan: Plan, chain: Chain, asked: Approval, doubt: str = "", way: st
 
 def _difference(diff: str) -> Iterator[str]:
     """Yield the lines of a change; nothing in them can begin a line of the question."""
-    yield "difference:" if diff else "difference: none"
-    yield from (f"{_INDENT}{visible(line)}" for line in diff[:_MOST_LETTERS].splitlines())
+    if not diff:
+        yield "difference: none"
+        return
+    yield "difference:"
+    yield from (f"{_INDENT}{visible(line)}" for line in diff[:_MOST_LETTERS].split("\n"))
     if len(diff) > _MOST_LETTERS:
         yield f"  (not all of it: {len(diff):,} characters)"
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from difflib import unified_diff
 from hashlib import sha256
+from itertools import takewhile
 from operator import itemgetter
 from pathlib import Path
 from secrets import token_hex
@@ -41,6 +42,7 @@ INSTRUCTIONS = frozenset({"agent.md", "agents.md", "agent-user.md", "skills", "d
 """Files and folders at the top that models follow, in any case of letters: the owner is always asked."""
 _MOST_COMPARED = 1_000
 """The most lines of a file that are compared line by line."""
+_AROUND = 3
 _LONGEST_PATH = 1_000
 _LONGEST_NAME = 255
 _MOST_FILES = 20_000
@@ -65,12 +67,26 @@ class Change(Struct, frozen=True):
         return self.path.partition("/")[0].casefold() in INSTRUCTIONS
 
     def diff(self) -> str:
-        """Return the change as a unified diff; long files, which take too long to compare, as the new text."""
-        before, after = ((data or b"").decode(errors="replace").splitlines() for data in (self.before, self.after))
+        """Return the change as a unified diff; a long one, which takes too long to compare, as the new text."""
+        # Only what every program takes for the end of a line ends one here, or a line could become a part of another.
+        texts = ((data or b"").decode(errors="replace").removesuffix("\n") for data in (self.before, self.after))
+        before, after = (text.split("\n") if text else [] for text in texts)
+        names = "before", "after"
+        if max(len(before), len(after)) > _MOST_COMPARED:  # what begins and ends alike need not be compared
+            same = _alike(before, after)
+            end = max(_alike(before[same:][::-1], after[same:][::-1]) - _AROUND, 0)
+            start = max(same - _AROUND, 0)
+            before, after = before[start : len(before) - end], after[start : len(after) - end]
+            names = f"before, from line {start + 1:,}", f"after, from line {start + 1:,}"
         if max(len(before), len(after)) > _MOST_COMPARED:
-            head = f"--- before: {len(before):,} lines\n+++ after: {len(after):,} lines"
+            head = f"--- {names[0]}: {len(before):,} lines\n+++ {names[1]}: {len(after):,} lines"
             return "\n".join((head, *(f"+{line}" for line in after)))
-        return "\n".join(unified_diff(before, after, "before", "after", lineterm=""))
+        return "\n".join(unified_diff(before, after, *names, lineterm=""))
+
+
+def _alike(one: Sequence[str], other: Sequence[str]) -> int:
+    """Return with how many equal lines two texts begin."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def version_of(data: bytes | None) -> str:
