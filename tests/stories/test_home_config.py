@@ -279,6 +279,15 @@ def test_locked_runs_nothing_from_the_next_call_and_shows_everything(project: Pa
     assert [one.get("code") for one in after] == [None] * 5
 
 
+def test_a_repository_of_the_owner_does_not_become_the_memory(project: Path, elsewhere: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(elsewhere)], check=True, timeout=60)
+    (elsewhere / "draft.md").write_text("not committed yet\n")
+    (found,) = asked(project, ("execute", {"item_id": "memory_list"}))
+    assert "is a git repository of yours" in str(found)
+    status = ["git", "-C", str(elsewhere), "status", "--porcelain"]
+    assert subprocess.run(status, capture_output=True, text=True, check=True, timeout=60).stdout == "?? draft.md\n"
+
+
 @pytest.mark.req("N3")
 def test_a_file_that_is_gone_behind_its_link_permits_nothing(project: Path, user: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept.yaml"

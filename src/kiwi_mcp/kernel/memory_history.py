@@ -21,6 +21,8 @@ from kiwi_mcp.primitives.process.run import ProcessResult
 _COMMIT = lazy_pattern(r"[0-9a-f]{7,64}")
 _BRANCH = "refs/heads/main"
 _LOCKS = ("index.lock", "HEAD.lock", f"{_BRANCH}.lock")
+_EXCLUDED = ".*\n"
+"""What Kiwi writes into a repository that it makes: names that begin with a dot are not committed."""
 _STALE = 2 * SECONDS
 """After how many seconds a lock is one that a killed git left: Kiwi gives git half of that."""
 _PLAIN = {"100644", "100755"}
@@ -34,11 +36,17 @@ class GitHistory(Struct, frozen=True):
     root: Path
 
     async def open(self) -> None:
-        """Make the repository if there is none."""
+        """Make the repository if there is none; refuse one that Kiwi did not make: it would commit on its branch."""
+        exclude = self.root / ".git" / "info" / "exclude"
         if not (self.root / ".git" / "HEAD").is_file():
             await self._ask("init", "-q", "--template=", "--initial-branch=main")
-            (self.root / ".git" / "info").mkdir(exist_ok=True)
-            (self.root / ".git" / "info" / "exclude").write_text(".*\n", encoding="utf-8")
+            exclude.parent.mkdir(exist_ok=True)
+            exclude.write_text(_EXCLUDED, encoding="utf-8")
+        elif not exclude.is_file() or exclude.read_text(encoding="utf-8", errors="replace") != _EXCLUDED:
+            raise Unavailable(
+                f"The memory folder {self.root} is a git repository of yours.",
+                suggestion="Set `memory_root` to a folder without `.git`: Kiwi keeps the history of the memory there.",
+            )
         for name in _LOCKS:  # of a git that was killed
             with suppress(OSError):
                 if time.time() - (left := self.root / ".git" / name).stat().st_mtime > _STALE:
