@@ -12,7 +12,7 @@ from kiwi_mcp.domain.errors import KiwiError, PolicyDenied, Unavailable
 from kiwi_mcp.domain.grants import Grant, Rights, Rules, empty_grant, narrow
 from kiwi_mcp.domain.isolation import SandboxProfile
 from kiwi_mcp.domain.items import Needs
-from kiwi_mcp.policy.needs import ProcessAccess, reach, seen
+from kiwi_mcp.policy.needs import ProcessAccess, command_access, reach
 
 
 @pytest.fixture
@@ -198,7 +198,9 @@ def test_many_files_hide_no_near_secret_and_unscanned_depth_is_reported(
 
 
 def named(space: Space, path: Path, rights: Rights = Rights(), *, is_owners: bool = False) -> ProcessAccess:  # noqa: B008 - frozen
-    return seen({str(path): (str(path.parent),)}, (), SandboxProfile("sandboxed"), rights, space, is_owners=is_owners)
+    return command_access(
+        {str(path): (str(path.parent),)}, (), SandboxProfile("sandboxed"), rights, space, is_owners=is_owners
+    )
 
 
 def test_a_command_gets_the_project_files_it_names_without_secrets(space: Space) -> None:
@@ -217,7 +219,7 @@ def test_a_command_of_a_project_gets_nothing_outside_that_is_not_declared(space:
         named(space, script)
     declared = SandboxProfile("sandboxed", readable=(str(script),))
     around = {str(script): (str(script.parent),)}
-    assert seen(around, (), declared, Rights(), space, is_owners=False).readable == ()
+    assert command_access(around, (), declared, Rights(), space, is_owners=False).readable == ()
     assert named(space, script, is_owners=True).readable == (str(home / "servers"),)
     for hers in (".ai/state/secrets.key", ".cache/x/y"):
         assert named(space, home / hers, is_owners=True).readable == ()

@@ -157,7 +157,7 @@ class Catalog:
 
     def _find_now(self, ref: str, source: Source | None, item_type: ItemType | None) -> _Choice:
         self._sync(self.sheets)
-        wanted = self._meant(ref) if source is None else replace(Ref.parse(ref), source=source)
+        wanted = self._qualified(ref) if source is None else replace(Ref.parse(ref), source=source)
         return self._find(replace(wanted, item_type=item_type))
 
     def resolve(self, ref: str, *, item_type: ItemType | None = None) -> Chain:
@@ -216,7 +216,7 @@ class Catalog:
         is_same = known is not None and known.generation == generation and known.sheets is sheets
         if known and is_same and are_fresh(known.stamps) and not has_passed(known.valid_until):
             return known
-        resolved = self._resolve(replace(self._meant(ref), item_type=item_type), sheets, generation)
+        resolved = self._resolve(replace(self._qualified(ref), item_type=item_type), sheets, generation)
         if len(self._chains) >= _KEPT_CHAINS:
             self._chains.clear()
         self._chains[ref, item_type] = resolved
@@ -364,7 +364,7 @@ class Catalog:
         swapped = [known for known in likely if sorted(known.lower()) == sorted(wanted)]
         return swapped or get_close_matches(wanted, likely, n=3, cutoff=_ALIKE)
 
-    def _meant(self, text: str) -> Ref:
+    def _qualified(self, text: str) -> Ref:
         """Return what a reference asks for: `server/name` is first an item of that MCP server, then a published item.
 
         This does not apply to executors: the executor of a published item is always a published item.

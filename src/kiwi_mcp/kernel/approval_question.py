@@ -152,7 +152,7 @@ def is_keepable(parameters: JsonObject, secrets: Mapping[str, str]) -> bool:
 def shown_plan(plan: Plan, secrets: Mapping[str, str]) -> JsonObject:
     """Return a plan as it is kept and shown: bounded, and without what looks secret."""
     hidden = {**secrets, **{f"parameter-{place}": one for place, one in enumerate(_secret_values(plan.inputs))}}
-    shown = as_object(_told(plan.to_json(), hidden))
+    shown = as_object(_masked(plan.to_json(), hidden))
     if len(text := escaped(shown)) <= _LONGEST_PLAN:
         return shown
     kept = {word: shown[word] for word in ("identity", "digest", "driver", "jail", "effect") if word in shown}
@@ -257,7 +257,7 @@ def _secret_values(value: Json, *, is_named: bool = False, shortest: int = _SHOR
             return []
 
 
-def _told(value: Json, hidden: Mapping[str, str], *, is_named: bool = False) -> Json:
+def _masked(value: Json, hidden: Mapping[str, str], *, is_named: bool = False) -> Json:
     match value:
         case str():
             # A template names the secret, and does not hold it.
@@ -266,13 +266,13 @@ def _told(value: Json, hidden: Mapping[str, str], *, is_named: bool = False) -> 
         case Mapping():
             parts = list(value.items())[:_MOST_PARTS]
             response = {
-                as_text(_told(word, hidden)): _told(inner, hidden, is_named=is_named or _is_secret_name(word))
+                as_text(_masked(word, hidden)): _masked(inner, hidden, is_named=is_named or _is_secret_name(word))
                 for word, inner in parts
             }
             return response if len(value) <= _MOST_PARTS else {**response, "…": f"{len(value):,} in all"}
         case list() | tuple():
             more = [] if len(value) <= _MOST_PARTS else [f"… ({len(value):,} in all)"]
-            return [*(_told(inner, hidden, is_named=is_named) for inner in value[:_MOST_PARTS]), *more]
+            return [*(_masked(inner, hidden, is_named=is_named) for inner in value[:_MOST_PARTS]), *more]
         case bool() | None:
             return value
         case _:

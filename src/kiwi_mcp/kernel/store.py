@@ -68,13 +68,13 @@ class Store:
         self._lock = Lock()
         self._opened: _Opened | None = None
         self._fault: _Fault | None = None
-        self._held_until = 0.0
+        self._fresh_until = 0.0
         self.kernel_lock = KernelLock(user)
 
     @property
     def settings(self) -> RegistrySettings:
         """What the owner chose."""
-        opened = self._held()
+        opened = self._fresh()
         return opened.settings if opened else registry_settings(self.user)
 
     @property
@@ -84,7 +84,7 @@ class Store:
 
     def registry(self) -> Registry:
         """Return the registry as the owner sees it; one that cannot be opened is an error that says why."""
-        return (self._held() or self.open()).registry
+        return (self._fresh() or self.open()).registry
 
     def registry_if_any(self) -> Registry | None:
         """Return the registry, or None where the file of the store was never made: it is not made to find out."""
@@ -93,7 +93,7 @@ class Store:
 
     def authors(self) -> Authors:
         """Return who wrote what."""
-        return (self._held() or self.open()).authors
+        return (self._fresh() or self.open()).authors
 
     def authors_if_any(self) -> Authors | None:
         """Return who wrote what, or None where the file of the store was never made."""
@@ -103,14 +103,14 @@ class Store:
     def state(self) -> tuple[object, int]:
         """Return what differs from the last one if the store may have changed: the open store and its counter."""
         try:
-            opened = self._opened if time.monotonic() < self._held_until else self._opened_if_any()
+            opened = self._opened if time.monotonic() < self._fresh_until else self._opened_if_any()
             return opened, (opened.database.stamp() if opened else 0)
         except KiwiError:
             return object(), 0  # equal to no other
 
     def approvals(self) -> Approvals:
         """Return what waits for the owner, and the owner's rules."""
-        opened = self._held() or self.open()
+        opened = self._fresh() or self.open()
         return Approvals(opened.database, opened.settings.actor.name)
 
     def runs(self) -> Runs:
@@ -123,7 +123,7 @@ class Store:
 
     def receipts_if_open(self) -> Receipts | None:
         """Return the receipts, or None where the store would have to be opened first, which may take a while."""
-        opened = self._held() or self._current(self.settings)
+        opened = self._fresh() or self._current(self.settings)
         return opened.receipts if opened else None
 
     def close_abandoned(self) -> None:
@@ -137,15 +137,15 @@ class Store:
 
     def look_again(self) -> None:
         """End the moment for which the store counted as looked at."""
-        self._held_until = 0.0
+        self._fresh_until = 0.0
 
     def try_again(self) -> None:
         """Forget why the store could not be opened: it may be another one now."""
-        self._fault, self._held_until = None, 0.0
+        self._fault, self._fresh_until = None, 0.0
 
     def _opened_if_any(self) -> _Opened | None:
-        if (held := self._held()) is not None:
-            return held
+        if (opened := self._fresh()) is not None:
+            return opened
         settings = self.settings
         if (opened := self._current(settings)) is not None:
             return opened
@@ -161,11 +161,11 @@ class Store:
             return None
         # One call asks for the store several times: it is checked once in a moment. What another process changes in
         # that moment could as well have been changed right after it.
-        self._held_until = time.monotonic() + _MOMENT
+        self._fresh_until = time.monotonic() + _MOMENT
         return opened
 
-    def _held(self) -> _Opened | None:
-        return self._opened if time.monotonic() < self._held_until else None
+    def _fresh(self) -> _Opened | None:
+        return self._opened if time.monotonic() < self._fresh_until else None
 
     def close(self) -> None:
         """Close the database."""

@@ -313,7 +313,7 @@ def _branches(outputs: JsonObject) -> list[JsonObject]:
     found: list[JsonObject] = [
         {
             "type": "object",
-            "properties": {name: _told(kind) for name, kind in one},
+            "properties": {name: _output_schema(kind) for name, kind in one},
             "required": [name for name, _ in one],
         }
         for one in listed
@@ -330,7 +330,7 @@ def _field(one: JsonObject) -> JsonObject:
     return {word: value for word, value in words.items() if value}
 
 
-def _told(kind: str) -> JsonObject:
+def _output_schema(kind: str) -> JsonObject:
     """Return the schema of an output as old directives write it: a type, or the choice of texts."""
     choices = [first or second for first, second in _CHOICE.findall(kind)]
     word, _, about = kind.partition(" ")

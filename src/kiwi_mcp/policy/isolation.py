@@ -26,7 +26,7 @@ from kiwi_mcp.domain.plan import Plan, ProcessSpec
 from kiwi_mcp.manifest.runtime import split_words, texts
 from kiwi_mcp.manifest.signatures import canonical, sha256_hex
 from kiwi_mcp.manifest.templates import placeholders
-from kiwi_mcp.policy.needs import reach, seen
+from kiwi_mcp.policy.needs import command_access, reach
 from kiwi_mcp.primitives.process.spawn import search_path
 from kiwi_mcp.sandbox.command_files import files_of_command, script_in
 from kiwi_mcp.sandbox.levels import base_profile, floor
@@ -249,9 +249,9 @@ _OF_SERVERS = ResourceLimits(memory_bytes=2_147_483_648, cpus=2.0, cpu_seconds=8
 """A server answers many calls, for as long as it is used."""
 _FRESH = 5.0
 """How long the profile of a server is reused, in seconds: computing it may mean searching folders."""
-_Held: TypeAlias = tuple[SandboxProfile, tuple[str, ...]]
+_GrantedProfile: TypeAlias = tuple[SandboxProfile, tuple[str, ...]]
 """A sandbox profile, and the warnings about it."""
-_server_profiles: dict[tuple[object, ...], tuple[float, _Held]] = {}
+_server_profiles: dict[tuple[object, ...], tuple[float, _GrantedProfile]] = {}
 _PROFILES_KEPT = 256
 
 
@@ -270,7 +270,7 @@ def isolate(plan: Plan, chain: Chain, space: Space, judge: Judge, rights: Rights
 
 def server_profile(
     server: Chain, spec: ProcessSpec, space: Space, judge: Judge, rights: Rights, *, is_meant: bool
-) -> _Held:
+) -> _GrantedProfile:
     """Return the sandbox profile and the warnings of a server's process, computed again every few seconds."""
     said = tuple((one.read, one.write, one.hosts, one.commands, one.is_public) for one in rights.grants)
     links, held = tuple((link.identity, link.digest) for link in server.links), judge(server)
@@ -287,7 +287,7 @@ def server_profile(
 
 def seeing(
     profile: SandboxProfile, server: Tool, spec: ProcessSpec, space: Space, rights: Rights, *, is_meant: bool = False
-) -> _Held:
+) -> _GrantedProfile:
     """Return the profile of a server with the files that its command names. They are in the plan, which is approved."""
     if profile.level in {"trusted", "standard"}:  # it may read what its owner may read
         return profile, ()
@@ -295,13 +295,13 @@ def seeing(
     has_folder, is_placed = bool(config.get("cwd")), "/" in as_text(config.get("command"))
     found = files_of_command(spec, has_folder=has_folder, is_placed=is_placed)
     is_owners = is_meant or server.origin.is_built_in or server.origin.is_in_user_space
-    given = seen(found.named, found.programs, profile, rights, space, is_owners=is_owners)
+    given = command_access(found.named, found.programs, profile, rights, space, is_owners=is_owners)
     readable, hidden = (*profile.readable, *given.readable), (*profile.hidden, *given.hidden)
     has_sockets = is_owners and UNIX in server.manifest.needs.sockets
     return replace(profile, readable=readable, hidden=hidden, has_sockets=has_sockets), given.warnings
 
 
-def profile_of(chain: Chain, needs: Needs, space: Space, held: IsolationDecision, rights: Rights) -> _Held:
+def profile_of(chain: Chain, needs: Needs, space: Space, held: IsolationDecision, rights: Rights) -> _GrantedProfile:
     """Return the profile of a chain's process: its isolation level, and the access that it needs and may have."""
     limits = _OF_SERVERS if chain.server else _OF_TOOLS
     profile = SandboxProfile(held.level, limits=limits, provenance=held.provenance)

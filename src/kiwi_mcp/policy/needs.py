@@ -220,7 +220,7 @@ def _files(needs: Needs, rights: Rights, space: Space) -> ProcessAccess:
     return rules.reach([*readable, *kept], writable, hidden)
 
 
-def seen(
+def command_access(
     named: Mapping[str, Sequence[str]],
     programs: Sequence[str],
     profile: SandboxProfile,
@@ -460,7 +460,7 @@ def with_needs(manifest: JsonObject, *needs: Needs) -> JsonObject:
     return {**manifest, "needs": found} if found else manifest
 
 
-def needs_told(needs: Needs) -> str:
+def needs_text(needs: Needs) -> str:
     """Return needs in words, for the end of a sentence; nothing where there are none."""
     response = [f"{verb} {', '.join(asked)}" for word, verb in _WORDS.items() if (asked := getattr(needs, word))]
     return f"; it may {' and '.join(response)}" if response else ""

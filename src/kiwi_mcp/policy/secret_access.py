@@ -84,7 +84,7 @@ def _unversioned(identity: str) -> str:
     return identity.partition("@")[0]
 
 
-def held(names: Collection[str], user: Path) -> Mapping[str, StoredSecret]:
+def stored_secrets(names: Collection[str], user: Path) -> Mapping[str, StoredSecret]:
     """Return those of some names that the store holds."""
     vault = vault_of(user)
     known = vault.all() if vault else {}
@@ -100,7 +100,7 @@ def every_value(space: Space) -> Mapping[str, str]:
 
 def missing_names(names: Collection[str], space: Space) -> tuple[str, ...]:
     """Return those of some names that have no value, in the store or outside of it."""
-    known = {*held(names, space.user), *_set_names(names, space)}
+    known = {*stored_secrets(names, space.user), *_set_names(names, space)}
     return tuple(name for name in names if name not in known)
 
 
@@ -123,7 +123,7 @@ def secrets_for(
     A name that the store holds comes from there alone; any other one is given to trusted chains alone. Without a
     holder it is the owner's own settings that name it.
     """
-    stored = held((*needed, *optional), space.user)
+    stored = stored_secrets((*needed, *optional), space.user)
     if holder is not None:
         for one in stored.values():
             refuse_holder(one, holder)

@@ -332,7 +332,7 @@ async def update(request: UpdateRequest, context: VerbContext) -> ItemChangeResp
 async def update_item(request: UpdateRequest, author: Author) -> ItemChangeResponse:
     """Change an item: what is not named stays as it is."""
     words = request.parameters
-    tool, base = _meant(author, request, _where(words))
+    tool, base = _item_to_change(author, request, _where(words))
     hidden = hidden_names(author, tool, request)
     refuse_tampered(author, tool, base)
     if not words.keys() - {"location"}:
@@ -386,7 +386,7 @@ async def delete(request: DeleteRequest, context: VerbContext) -> DeleteResponse
 
 def delete_item(request: DeleteRequest, author: Author) -> DeleteResponse:
     """Move an item to the trash, and forget its entry in the lockfile."""
-    tool, base = _meant(author, request, request.location)
+    tool, base = _item_to_change(author, request, request.location)
     root = tool.origin.path.parent if tool.origin.is_folder else tool.origin.path
     response = DeleteResponse(
         tool_id=tool.id,
@@ -474,7 +474,7 @@ def _where(words: JsonObject) -> Where | None:
             raise InvalidRequest(f"{other!r} is not a location.", suggestion="Use `project` or `user`.")
 
 
-def _meant(author: Author, request: ItemRequest, location: Where | None) -> tuple[Tool, Path]:
+def _item_to_change(author: Author, request: ItemRequest, location: Where | None) -> tuple[Tool, Path]:
     """Return an item that is to be changed; one that every project uses must be meant by its location."""
     tool, base = owned(author, request, location)
     if tool.origin.base != base:

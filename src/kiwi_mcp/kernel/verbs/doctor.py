@@ -51,7 +51,7 @@ from kiwi_mcp.manifest.yaml import read_yaml
 from kiwi_mcp.memory.files import list_files, read_bytes
 from kiwi_mcp.policy.policy_files import FILE_NAME, deployments, minimum, owner_policy
 from kiwi_mcp.policy.preferences import owner_preferences
-from kiwi_mcp.policy.secret_access import held, vault_folder
+from kiwi_mcp.policy.secret_access import stored_secrets, vault_folder
 from kiwi_mcp.primitives.process.spawn import search_path
 from kiwi_mcp.primitives.secrets.key_storage import SEALS, has_keyring, sealed_by
 from kiwi_mcp.primitives.secrets.reveal import Variables
@@ -475,7 +475,7 @@ def _unset(identity: str, catalog: Catalog) -> Iterator[str]:
     try:
         templates: Json = [catalog.find(identity).manifest.config]
         names, spare = variables(templates), defaulted(templates)
-        stored = held(names, catalog.space.user)
+        stored = stored_secrets(names, catalog.space.user)
         found = Variables().locate(names, project=catalog.space.project, user=catalog.space.user)
     except KiwiError:  # it has a line of its own among the items
         return

@@ -200,7 +200,7 @@ async def add_preferred(request: PreferAddRequest, context: VerbContext) -> Pref
         _put(user, section, name, request.called, before)
 
     before, after = await asyncio.to_thread(_change, change, request.kind, request.project_path, context)
-    sent = _meant(name, _SECTIONS[request.kind], after)
+    sent = _sent_names(name, _SECTIONS[request.kind], after)
     return _changed("add", "preferred", _added(name, request, sent), user, before, after)
 
 
@@ -220,7 +220,7 @@ async def remove_preferred(request: PreferRemoveRequest, context: VerbContext) -
         _take_out(user, section, name, before)
 
     before, after = await asyncio.to_thread(_change, change, request.kind, request.project_path, context)
-    sent = _meant(name, _SECTIONS[request.kind], after)
+    sent = _sent_names(name, _SECTIONS[request.kind], after)
     return _changed("remove", "removed", _removed(name, sent), user, before, after)
 
 
@@ -317,7 +317,7 @@ def _removed(word: str, sent: Sequence[str]) -> str:
     return f"`{word}` is no longer sent; it is found by searching"
 
 
-def _meant(word: str, section: Section, offers: Offers) -> Sequence[str]:
+def _sent_names(word: str, section: Section, offers: Offers) -> Sequence[str]:
     """Return the names under which clients see what a word names."""
     if section == "always_send" and word in offers.meta_tools:
         return [word]

@@ -299,7 +299,7 @@ class _Setup:
             return self._failed(client, fault)
         if isinstance(done, ConnectResponse) and done.status == "done":
             self._note(client, Path(done.path), done.backup or "", was)
-        return self._told(done)
+        return self._client_result(done)
 
     async def _taken_back(self, change: _Change) -> SetupClient:
         """Put a file back: to the byte if nothing changed it since, else only the entries that setup changed."""
@@ -311,7 +311,7 @@ class _Setup:
             message = f"The file of {clients()[change.client].title} is as it was before setup"
             return SetupClient(client=change.client, path=self._shown(path), status="done", message=message)
         try:
-            return self._told(await connect(self._request_for(change.client, undo=True), self._context))
+            return self._client_result(await connect(self._request_for(change.client, undo=True), self._context))
         except KiwiError as fault:
             return self._failed(change.client, fault)
 
@@ -319,7 +319,7 @@ class _Setup:
         project = self._request.project_path
         return ConnectRequest(client=client, replace=not undo, undo=undo, location="user", project_path=project)
 
-    def _told(self, done: ConnectResponse | ClientList) -> SetupClient:
+    def _client_result(self, done: ConnectResponse | ClientList) -> SetupClient:
         assert isinstance(done, ConnectResponse)  # noqa: S101 - a client was named
         return SetupClient(
             client=done.client, path=self._shown(Path(done.path)), status=done.status, message=done.message,

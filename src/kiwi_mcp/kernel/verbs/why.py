@@ -41,7 +41,7 @@ from kiwi_mcp.manifest.templates import defaulted, variables
 from kiwi_mcp.policy.authorize import use_verdicts, verify
 from kiwi_mcp.policy.isolation import IsolationDecision, change_of, with_remedy
 from kiwi_mcp.policy.needs import path_verdicts, refuse_private_host
-from kiwi_mcp.policy.secret_access import STORE, held, holder_of
+from kiwi_mcp.policy.secret_access import STORE, holder_of, stored_secrets
 from kiwi_mcp.primitives.http.addresses import PORTS, is_address, refusal
 from kiwi_mcp.primitives.secrets.grants import refuse_holder, refuse_target, refuse_untrusted
 from kiwi_mcp.primitives.secrets.reveal import SecretScope, Variables
@@ -320,7 +320,7 @@ class _Question:
         names, self._spare = _variables(chain)
         is_accepted = catalog.is_meant(chain.server.tool) if chain.server else None
         self._holder = holder_of(chain, call.space, context.services.provenance.authored, is_accepted=is_accepted)
-        self._stored = held(names, call.space.user)
+        self._stored = stored_secrets(names, call.space.user)
         self._found = self._located(names)
         self._process = chain.process
         self._rights = reaching(context.rights, chain.server.tool, catalog) if chain.server else context.rights

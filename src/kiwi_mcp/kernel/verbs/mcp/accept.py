@@ -33,7 +33,7 @@ from kiwi_mcp.kernel.verbs.mcp.servers import (
 )
 from kiwi_mcp.kernel.view import Data, Notice, ViewItem, next_hint, warning_rows
 from kiwi_mcp.manifest.names import did_you_mean
-from kiwi_mcp.policy.needs import needs_told
+from kiwi_mcp.policy.needs import needs_text
 from kiwi_mcp.primitives.http.addresses import local_network_host
 from kiwi_mcp.store.mcp_definitions import McpDefinitions, ServerDefinitions
 
@@ -244,7 +244,7 @@ def _consequences(server: Tool) -> str:
     """Return where a server may be reached, and what it may ask of clients, once it is accepted; in words."""
     host = local_network_host(as_text(server.manifest.config.get("url")))
     reached = f"; Kiwi may reach it at {host}" if host else ""
-    return f"{reached}{needs_told(Needs(client=server.manifest.needs.client))}"
+    return f"{reached}{needs_text(Needs(client=server.manifest.needs.client))}"
 
 
 def _expected_state(written: str) -> tuple[str, str]:

@@ -71,8 +71,8 @@ from kiwi_mcp.manifest.mcp.clients import (
 from kiwi_mcp.manifest.mcp.launch_command import ServerCommand, hosts_named, image_of, server_in
 from kiwi_mcp.manifest.mcp.references import ImportFindings
 from kiwi_mcp.manifest.mcp.server_entry import EntryOrigin, ImportedServers, ServerDraft, draft_server, id_for
-from kiwi_mcp.policy.needs import make_folders, needs_named, needs_told, with_needs, write_place
-from kiwi_mcp.policy.secret_access import held, open_vault
+from kiwi_mcp.policy.needs import make_folders, needs_named, needs_text, with_needs, write_place
+from kiwi_mcp.policy.secret_access import open_vault, stored_secrets
 from kiwi_mcp.primitives.http.addresses import local_network_host
 from kiwi_mcp.primitives.secrets.grants import SecretGrant
 from kiwi_mcp.primitives.secrets.redaction import weakness
@@ -509,7 +509,7 @@ async def save_secrets(
 
 def _unset(secrets: Mapping[str, Secret], space: Space) -> list[str]:
     found = Variables().locate(tuple(secrets), project=space.project, user=space.user)
-    stored = held(tuple(secrets), space.user)
+    stored = stored_secrets(tuple(secrets), space.user)
     return [name for name in secrets if found.get(name) is None and name not in stored]
 
 
@@ -579,7 +579,7 @@ async def add(request: ServerAddRequest, context: VerbContext) -> ServerAddRespo
         server=tool_id,
         path=path,
         status="added",
-        message=f"{tool_id} was added{items}{_reached([server])}{needs_told(server.manifest.needs)}",
+        message=f"{tool_id} was added{items}{_reached([server])}{needs_text(server.manifest.needs)}",
         items=item_rows(offered.definitions) if offered else [],
         package=package_of(server, catalog.space),
         warnings=warnings or UNSET,
@@ -624,7 +624,7 @@ async def allow(request: ServerAllowRequest, context: VerbContext) -> ServerChan
         action="allow",
         server=server.id,
         status="allowed",
-        message=f"{server.id} was given more{needs_told(changed.manifest.needs)}{unaccepted}",
+        message=f"{server.id} was given more{needs_text(changed.manifest.needs)}{unaccepted}",
         needs=needs,
         next=_approval_hint(changed),
     )

@@ -36,7 +36,7 @@ from kiwi_mcp.manifest.mcp.launch_command import server_in
 from kiwi_mcp.manifest.mcp.server_entry import ServerDraft
 from kiwi_mcp.manifest.templates import variables
 from kiwi_mcp.policy.isolation import default_isolation
-from kiwi_mcp.policy.secret_access import held
+from kiwi_mcp.policy.secret_access import stored_secrets
 from kiwi_mcp.primitives.process.run import run
 from kiwi_mcp.primitives.process.spawn import find_program, search_path
 from kiwi_mcp.primitives.secrets.reveal import Variables
@@ -342,7 +342,7 @@ def _other_secrets(
     """Return that Kiwi would not reach a server with the same secrets, from wherever the client starts it."""
     mine = [name for name in variables(as_object(draft.manifest.get("config"))) if name in secrets]
     lasting = Variables().locate(mine, project=space.project, user=space.user, environ={})
-    stored = held(mine, space.user)
+    stored = stored_secrets(mine, space.user)
     if missing := [name for name in mine if lasting[name] is None and name not in stored]:
         return f"{', '.join(missing)} is not kept here: import it with `--with-secrets`"
     try:

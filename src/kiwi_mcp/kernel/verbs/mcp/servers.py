@@ -42,7 +42,7 @@ from kiwi_mcp.kernel.verb import (
 )
 from kiwi_mcp.kernel.verbs.create import Author, DeleteRequest, delete_item
 from kiwi_mcp.kernel.view import Data, Notice, TableRow, ViewItem, next_hint, warning_rows
-from kiwi_mcp.policy.needs import needs_told
+from kiwi_mcp.policy.needs import needs_text
 from kiwi_mcp.store.mcp_definitions import McpDefinitions
 
 MAX_ITEMS = 1_000
@@ -597,7 +597,7 @@ def _never_accepted(server: Tool) -> PolicyDenied:
     command = shlex.join(map(text_of, (config.get("command"), *as_list(config.get("args")))))
     return PolicyDenied(
         f"{server.id!r} was never accepted as its manifest ({server.origin.path}) is now. To ask it starts "
-        f"`{strip_controls(command)}`{needs_told(server.manifest.needs)}.",
+        f"`{strip_controls(command)}`{needs_text(server.manifest.needs)}.",
         suggestion=f"If that is right, `kiwi mcp refresh {server.id} --yes` starts it.",
         tool_id=server.id,
     )
