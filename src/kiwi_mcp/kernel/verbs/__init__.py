@@ -105,10 +105,9 @@ VERBS: tuple[VerbFamily, ...] = (
     VerbFamily(
         name="thread",
         verbs={
-            **dict.fromkeys(
-                ("list", "start", "show", "watch", "answer", "inject", "pause", "resume", "cancel", "costs"), "thread"
-            ),
-            **dict.fromkeys(("fork", "verify", "export", "erase", "instructions", "keep"), "thread"),
+            **dict.fromkeys(("list", "start", "show", "watch", "answer", "inject", "pause", "resume"), "thread"),
+            **dict.fromkeys(("cancel", "fork", "instructions"), "thread"),
+            **dict.fromkeys(("costs", "verify", "export", "erase", "keep"), "thread_journal"),
             **dict.fromkeys(("record", "replay", "eval"), "thread_replay"),
         },
         description="Threads: directives that a model executes, with rights and limits of their own.",

@@ -1,15 +1,13 @@
-"""thread: start directives as threads, list, show, watch, answer, resume, cancel, costs, verify, export."""
+"""thread: start directives as threads, list, show, watch, answer, inject, pause, resume, cancel, fork."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import takewhile
-from pathlib import Path
 from typing import Annotated, cast, get_args
 
 from msgspec import UNSET, Meta, UnsetType, field, to_builtins
@@ -40,7 +38,7 @@ from kiwi_mcp.kernel.threads.instructions import ask_about_project, decide_instr
 from kiwi_mcp.kernel.threads.runner import ThreadRunner, waiting_approvals
 from kiwi_mcp.kernel.threads.skills import loaded_skills
 from kiwi_mcp.kernel.threads.start import StartRequest, lowered_limits, starter_name, switched_model, typed_inputs
-from kiwi_mcp.kernel.threads.transcript import knowledge_text, redactor_for, transcript_lines, transcript_path
+from kiwi_mcp.kernel.threads.transcript import redactor_for, transcript_path
 from kiwi_mcp.kernel.threads.wake import start_worker
 from kiwi_mcp.kernel.threads.work import ThreadStores
 from kiwi_mcp.kernel.verb import (
@@ -56,10 +54,9 @@ from kiwi_mcp.kernel.verb import (
     Response,
     verb,
 )
-from kiwi_mcp.kernel.view import Data, Hint, JsonData, Notice, TableRow, ViewItem, issue_text, warning_rows
+from kiwi_mcp.kernel.view import Data, Hint, JsonData, Notice, TableRow, ViewItem, warning_rows
 from kiwi_mcp.manifest.json_schema import faults
-from kiwi_mcp.primitives.secrets.redaction import Redactor
-from kiwi_mcp.store.old_threads import OldThread, TranscriptForm, old_thread, old_threads
+from kiwi_mcp.store.old_threads import OldThread, old_thread, old_threads
 from kiwi_mcp.store.threads import ThreadFilter, Threads
 
 STATUSES: tuple[str, ...] = get_args(ThreadStatus)
@@ -142,11 +139,13 @@ class AwaitedThread(ThreadResponse, frozen=True, kw_only=True):
         return EXIT_CODES.get("approval" if waits_for_approval else self.status, 0)
 
 
-def _stores(context: VerbContext) -> ThreadStores:
+def stores_of(context: VerbContext) -> ThreadStores:
+    """Return the stores of threads."""
     return context.services.one(ThreadRunner).stores
 
 
-def _result_view(response: ThreadResponse) -> Iterator[ViewItem]:
+def result_view(response: ThreadResponse) -> Iterator[ViewItem]:
+    """Yield what is shown of a thread: its result or its questions, and the next step."""
     yield from warning_rows(response.warnings or ())
     if response.result is not UNSET and response.result is not None:
         yield Data(response.result) if isinstance(response.result, str) else JsonData(response.result)
@@ -169,13 +168,13 @@ def _result_view(response: ThreadResponse) -> Iterator[ViewItem]:
 def _answer_view(response: ThreadResponse) -> Iterator[ViewItem]:
     if not isinstance(response, AwaitedThread):
         yield Notice(f"Answered; the thread {'continues' if response.status in _GOING else 'still waits'}.")
-    yield from _result_view(response)
+    yield from result_view(response)
 
 
 def _resume_view(response: ThreadResponse) -> Iterator[ViewItem]:
     if response.status in _GOING:
         yield Notice("The thread continues in the background.")
-    yield from _result_view(response)
+    yield from result_view(response)
 
 
 def _cancel_view(response: ThreadResponse) -> Iterator[ViewItem]:
@@ -185,7 +184,7 @@ def _cancel_view(response: ThreadResponse) -> Iterator[ViewItem]:
         yield Notice("Nothing to cancel: it has ended.")
     else:
         yield Notice("The process that runs it was asked to stop; that takes a few seconds.")
-    yield from _result_view(response)
+    yield from result_view(response)
 
 
 def question_text(question: JsonObject) -> str:
@@ -216,7 +215,7 @@ def is_tainted(context: VerbContext) -> bool:
     return not context.is_owner and context.caller.reader in context.services.tainted_callers
 
 
-@verb("start", group="thread", access=ANYONE, needs_receipt=True, asks=True, shows=_result_view)
+@verb("start", group="thread", access=ANYONE, needs_receipt=True, asks=True, shows=result_view)
 async def start(request: ThreadStartRequest, context: VerbContext) -> ThreadResponse:
     """Start a directive or a thread item: a model executes it with the rights and limits it declares."""
     services = context.services
@@ -305,7 +304,7 @@ async def shown_thread(
     thread_id: str, context: VerbContext, kind: type[ThreadResponse] = ThreadResponse, *, has_events: bool = False
 ) -> ThreadResponse:
     """Return a thread as it stands; one that waits no longer is `queued`, since the next worker continues it."""
-    thread = await _own_thread(thread_id, context)
+    thread = await own_thread(thread_id, context)
     runner = context.services.one(ThreadRunner)
     if thread.status == "waiting" and await runner.stores.do(partial(runner.is_answered, thread)):
         thread = replace(thread, status="queued", waits_for="")
@@ -317,7 +316,7 @@ async def _response(
 ) -> ThreadResponse:
     if thread.is_tainted and not context.is_owner:
         context.services.tainted_callers.add(context.caller.reader)
-    stores = _stores(context)
+    stores = stores_of(context)
     tree = {"thread_id": thread.id} if thread.parent_id else {"root_id": thread.id}
     questions = await stores.do(partial(stores.questions.open, now_ms(), **tree))
     events = await stores.do(partial(stores.threads.events, thread.id)) if has_events or not thread.is_ended else ()
@@ -353,9 +352,9 @@ def _approvals(stores: ThreadStores, thread: Thread) -> list[str]:
     return [found for one in waiting for found in waiting_approvals(stores.threads.events(one.id))]
 
 
-async def _own_thread(thread_id: str, context: VerbContext) -> Thread:
+async def own_thread(thread_id: str, context: VerbContext) -> Thread:
     """Return a thread; a caller sees those that it started, and a thread itself and its children."""
-    stores, caller = _stores(context), context.caller
+    stores, caller = stores_of(context), context.caller
     thread = await stores.do(partial(stores.threads.get, thread_id))
     own = (thread.id, thread.parent_id)
     if caller.origin.thread in own if caller.origin.thread else thread.starter == starter_name(context):
@@ -410,7 +409,7 @@ def _list_view(response: ThreadListResponse) -> Iterator[ViewItem]:
 @verb("list", group="thread", access=ANYONE, records=False, aliases=("thread",), shows=_list_view)
 async def list_threads(request: ThreadListRequest, context: VerbContext) -> ThreadListResponse:
     """List threads, the newest first."""
-    stores = _stores(context)
+    stores = stores_of(context)
     if request.status is not None and request.status not in STATUSES and not request.old:
         raise InvalidRequest(
             f"{request.status!r:.40} is not a status.", suggestion=f"Use one of: {', '.join(STATUSES)}."
@@ -458,7 +457,7 @@ def _show_view(response: ThreadResponse) -> Iterator[ViewItem]:
     for event in response.events or ():
         body = {name: value for name, value in event.items() if name not in {"seq", "at", "kind"}}
         yield TableRow(f"{event['seq']:>4}  {event['at'][11:19]}  {event['kind']:<12}  {_summary(event['kind'], body)}")
-    yield from _result_view(response)
+    yield from result_view(response)
 
 
 def _summary(kind: str, body: JsonObject) -> str:
@@ -490,7 +489,7 @@ async def show_thread(request: ThreadIdRequest, context: VerbContext) -> ThreadR
     try:
         return await shown_thread(request.thread_id, context, has_events=True)
     except NotFound:
-        old = await asyncio.to_thread(_old_thread, request.thread_id, context)
+        old = await asyncio.to_thread(find_old_thread, request.thread_id, context)
         if old is None:
             raise
         redactor = await asyncio.to_thread(redactor_for, context.services.catalogs.at(None).space)
@@ -505,7 +504,7 @@ def _old_threads(context: VerbContext) -> list[OldThread]:
     """Return the threads of earlier versions in the project; those that are in the store are not old."""
     if not context.is_owner:
         raise PolicyDenied("Only the owner reads threads of earlier versions.", suggestion="Ask the owner.")
-    known, found = _stores(context).threads, list[OldThread]()
+    known, found = stores_of(context).threads, list[OldThread]()
     for one in old_threads(context.services.catalogs.at(None).space.project):
         try:
             known.get(one.id)
@@ -514,7 +513,8 @@ def _old_threads(context: VerbContext) -> list[OldThread]:
     return found
 
 
-def _old_thread(thread_id: str, context: VerbContext) -> OldThread | None:
+def find_old_thread(thread_id: str, context: VerbContext) -> OldThread | None:
+    """Return a thread that an earlier version stored in the project, if the owner asks for one."""
     return old_thread(context.services.catalogs.at(None).space.project, thread_id) if context.is_owner else None
 
 
@@ -538,17 +538,17 @@ class ThreadWatchRequest(ThreadIdRequest, frozen=True, kw_only=True):
     seconds: Annotated[float, Meta(ge=0, le=86_400), Option("Watch for at most this many seconds.")] = 3_600
 
 
-@verb("watch", group="thread", access=ANYONE, records=False, shows=_result_view)
+@verb("watch", group="thread", access=ANYONE, records=False, shows=result_view)
 async def watch_thread(request: ThreadWatchRequest, context: VerbContext) -> ThreadResponse:
     """Watch a thread until it ends or waits; Ctrl-C leaves it running."""
     runner, watched = context.services.one(ThreadRunner), _Watched(_observing(context))
     stores = runner.stores
     until = time.monotonic() + request.seconds
-    thread = await _own_thread(request.thread_id, context)
+    thread = await own_thread(request.thread_id, context)
     if thread.status in _GOING and not await stores.do(partial(runner.lease_seconds, thread)):
         start_worker(context.services.user)  # the process that ran it has died
     while True:
-        thread = await _own_thread(request.thread_id, context)
+        thread = await own_thread(request.thread_id, context)
         await stores.do(partial(watched.read, stores.threads, thread))
         # One whose question is answered continues as soon as a worker takes it.
         is_stopped = thread.status == "paused" or (thread.status == "waiting" and not runner.is_answered(thread))
@@ -601,7 +601,7 @@ class ThreadAnswerRequest(Request, frozen=True, kw_only=True):
 @verb("answer", group="thread", access=OWNER, needs_receipt=True, asks=True, shows=_answer_view)
 async def answer_question(request: ThreadAnswerRequest, context: VerbContext) -> ThreadResponse:
     """Answer a question of a thread; the thread continues in the background."""
-    stores = _stores(context)
+    stores = stores_of(context)
     by = context.services.store.actor.name
     question = await stores.do(partial(_asked, stores, request.question_id))
     given = typed_inputs({"properties": {"answer": question.schema}}, {"answer": request.answer})["answer"]
@@ -654,7 +654,7 @@ async def run_here(thread_id: str, context: VerbContext, *, after: int = 0) -> N
 
 async def _ask_here(thread_id: str, context: VerbContext) -> str:
     """Put the first open question of a thread to the person at an MCP client; return the thread that got an answer."""
-    caller, stores = context.caller, _stores(context)
+    caller, stores = context.caller, stores_of(context)
     if not (caller.capabilities and is_askable(caller)):
         return ""
     thread = await stores.do(partial(stores.threads.get, thread_id))
@@ -690,9 +690,9 @@ class ThreadResumeRequest(ThreadIdRequest, frozen=True, kw_only=True):
 async def resume_thread(request: ThreadResumeRequest, context: VerbContext) -> ThreadResponse:
     """Continue a thread that waits or was paused."""
     runner = context.services.one(ThreadRunner)
-    thread = await _own_thread(request.thread_id, context)
+    thread = await own_thread(request.thread_id, context)
     await _refuse_paused(thread, context)
-    thread = await _own_thread((await _free(thread, context)).id, context)
+    thread = await own_thread((await _free(thread, context)).id, context)
     await _refuse_paused(thread, context)
     catalog = context.services.catalogs.at(thread.project or None)
     switched = switched_model(thread, request.model, catalog) if request.model else None
@@ -713,7 +713,7 @@ async def _refuse_paused(thread: Thread, context: VerbContext) -> None:
     """Refuse to resume a thread that another caller, or a hook, has paused."""
     if context.is_owner or (thread.status != "paused" and thread.command != "pause"):
         return
-    stores = _stores(context)
+    stores = stores_of(context)
     events = reversed(await stores.do(partial(stores.threads.events, thread.id)))
     since = takewhile(lambda event: event.kind != "resumed", events)
     if {event.body["by"] for event in since if event.body.get("pause")} != {starter_name(context)}:
@@ -732,7 +732,7 @@ async def _free(thread: Thread, context: VerbContext) -> Thread:
             context.caller.report(Progress(f"another process has the thread until {until} UTC; waiting"))
             is_reported = True
         await asyncio.sleep(min(left, _POLL))
-        thread = await _own_thread(thread.id, context)
+        thread = await own_thread(thread.id, context)
     return thread
 
 
@@ -776,19 +776,19 @@ class ThreadInjectRequest(ThreadIdRequest, frozen=True, kw_only=True):
     message: Annotated[LongText, Argument("The message to the model.", "MESSAGE")]
 
 
-@verb("inject", group="thread", access=ANYONE, shows=_result_view)
+@verb("inject", group="thread", access=ANYONE, shows=result_view)
 async def inject_message(request: ThreadInjectRequest, context: VerbContext) -> ThreadResponse:
     """Give a thread a message, also while it runs: the next request to the model has it."""
-    thread = await _own_thread(request.thread_id, context)
+    thread = await own_thread(request.thread_id, context)
     await context.services.one(ThreadRunner).inject(thread, request.message, is_tainted=is_tainted(context))
     await _continue(thread, context, is_waiting=False)
     return await shown_thread(thread.id, context)
 
 
-@verb("pause", group="thread", access=ANYONE, shows=_result_view)
+@verb("pause", group="thread", access=ANYONE, shows=result_view)
 async def pause_thread(request: ThreadIdRequest, context: VerbContext) -> ThreadResponse:
     """Pause a thread before its next step, until the owner, or the caller that paused it, resumes it."""
-    thread = await _own_thread(request.thread_id, context)
+    thread = await own_thread(request.thread_id, context)
     await context.services.one(ThreadRunner).pause(thread, starter_name(context))
     return await shown_thread(thread.id, context)
 
@@ -803,9 +803,9 @@ class ThreadCancelRequest(ThreadIdRequest, frozen=True, kw_only=True):
 async def cancel_thread(request: ThreadCancelRequest, context: VerbContext) -> ThreadResponse:
     """Cancel a thread and its children; what runs is stopped within seconds."""
     runner = context.services.one(ThreadRunner)
-    thread = await _own_thread(request.thread_id, context)
+    thread = await own_thread(request.thread_id, context)
     if request.tree:
-        thread = await _own_thread(thread.root_id, context)
+        thread = await own_thread(thread.root_id, context)
     await runner.cancel(thread)
     if request.tree:  # those that are detached too
         tree = ThreadFilter(root_id=thread.id, limit=_MOST)
@@ -829,11 +829,11 @@ class ThreadForkRequest(ThreadIdRequest, frozen=True, kw_only=True):
     wait: Annotated[bool, Option("Wait until the thread ends or waits for you.")] = False
 
 
-@verb("fork", group="thread", access=ANYONE, needs_receipt=True, asks=True, shows=_result_view)
+@verb("fork", group="thread", access=ANYONE, needs_receipt=True, asks=True, shows=result_view)
 async def fork_thread(request: ThreadForkRequest, context: VerbContext) -> ThreadResponse:
     """Start a new thread from a completed turn of another one, with the same rights and a budget of its own."""
     thread, made = await fork_at(request.thread_id, request.at, request.limits, context)
-    stores = _stores(context)
+    stores = stores_of(context)
     if request.message:
         made.append(NewEvent("injected", {"text": request.message}))
         thread = replace(thread, status="queued", waits_for="", is_tainted=thread.is_tainted or is_tainted(context))
@@ -851,160 +851,7 @@ async def fork_at(
     """Return the fork of a thread after a turn, with its first events; nothing is stored."""
     if context.caller.origin.thread:
         raise PolicyDenied("A thread forks no thread: its budget would be its own.", suggestion="Use `spawn`.")
-    stores = _stores(context)
-    thread = await _own_thread(thread_id, context)
+    stores = stores_of(context)
+    thread = await own_thread(thread_id, context)
     events = await stores.do(partial(stores.threads.events, thread.id))
     return fork_of(thread, events, turn_at(thread, events, at), limits)
-
-
-class ThreadCostsResponse(Response, frozen=True, kw_only=True):
-    """What a thread and its children cost: the sums, and each entry of the ledger."""
-
-    thread_id: str
-    usage: AnyJson
-    entries: list[AnyJson]
-
-
-def _costs_view(response: ThreadCostsResponse) -> Iterator[ViewItem]:
-    for one in response.entries:
-        tokens = sum(one[name] for name in TOKEN_CLASSES) or one["reserved_tokens"]
-        money = (one["spend"] or one["reserved"]) / 1_000_000
-        yield TableRow(f"{one['at'][:19]}  {one['kind']:<15} {tokens:>9,} tokens {money:>10.6f} USD  {one['model']}")
-    usage = response.usage
-    classes = ", ".join(f"{usage[name]:,} {name.removesuffix('_tokens').replace('_', ' ')}" for name in TOKEN_CLASSES)
-    about = " (partly estimated)" if usage["estimated"] else ""
-    yield Data(f"{usage['spend']:.6f} USD, {count_text(usage['turns'], 'turn')}, tokens: {classes}{about}")
-
-
-@verb("costs", group="thread", access=ANYONE, records=False, shows=_costs_view)
-async def thread_costs(request: ThreadIdRequest, context: VerbContext) -> ThreadCostsResponse:
-    """Show what a thread and its children cost."""
-    stores = _stores(context)
-    thread = await _own_thread(request.thread_id, context)
-    entries = await stores.do(partial(stores.budget.ledger, thread.id))
-    return ThreadCostsResponse(
-        thread_id=thread.id,
-        usage=thread.usage.to_json(),
-        entries=[{**to_builtins(one), "at": iso(one.at)} for one in entries],
-    )
-
-
-class ThreadVerifyResponse(Response, frozen=True, kw_only=True):
-    """The faults of a journal; none where it is intact."""
-
-    thread_id: str
-    valid: bool
-    issues: list[AnyJson]
-
-    def exit_status(self) -> int:
-        """Return 5 for a journal that was changed."""
-        return 0 if self.valid else 5
-
-
-def _verify_view(response: ThreadVerifyResponse) -> Iterator[ViewItem]:
-    for issue in response.issues:
-        yield Notice(issue_text(issue))
-    yield Data("The journal is intact." if response.valid else "The journal was changed or is damaged.")
-
-
-@verb("verify", group="thread", access=ANYONE, records=False, shows=_verify_view)
-async def verify_thread(request: ThreadIdRequest, context: VerbContext) -> ThreadVerifyResponse:
-    """Check the hash chain of a journal, and rebuild the thread from it."""
-    stores = _stores(context)
-    thread = await _own_thread(request.thread_id, context)
-    found = await stores.do(partial(stores.threads.verify, thread.id))
-    return ThreadVerifyResponse(thread_id=thread.id, valid=not found, issues=[one.to_json() for one in found])
-
-
-class ThreadExportRequest(ThreadIdRequest, frozen=True, kw_only=True):
-    """Which thread to export, and in which form."""
-
-    format: Annotated[TranscriptForm, Option("kiwi, or ryeos.", metavar="FORM")] = "kiwi"
-
-
-class ThreadExportResponse(Response, frozen=True, kw_only=True):
-    """A transcript, as lines of JSON."""
-
-    thread_id: str
-    format: str
-    lines: list[str]
-
-
-def _export_view(response: ThreadExportResponse) -> Iterator[ViewItem]:
-    yield from map(Data, response.lines)
-
-
-@verb("export", group="thread", access=ANYONE, records=False, shows=_export_view)
-async def export_thread(request: ThreadExportRequest, context: VerbContext) -> ThreadExportResponse:
-    """Print the transcript of a thread as lines of JSON, without secrets."""
-    stores = _stores(context)
-    try:
-        thread = await _own_thread(request.thread_id, context)
-    except NotFound:
-        old = await asyncio.to_thread(_old_thread, request.thread_id, context)
-        if old is None:
-            raise
-        redactor = await asyncio.to_thread(redactor_for, context.services.catalogs.at(None).space)
-        lines = [redactor.text(compact(line)) for line in old.lines(request.format)]
-        return ThreadExportResponse(thread_id=old.id, format=request.format, lines=lines)
-    events = await stores.do(partial(stores.threads.events, thread.id))
-    redactor = await _redactor(thread, context)
-    lines = [*transcript_lines(events, request.format, redactor)]
-    return ThreadExportResponse(thread_id=thread.id, format=request.format, lines=lines)
-
-
-class ThreadKeepRequest(ThreadIdRequest, frozen=True, kw_only=True):
-    """Which thread to keep, and under which name."""
-
-    name: Annotated[NameText | None, Option("The name of the entry; that of the directive and the id otherwise.")] = (
-        None
-    )
-
-
-class ThreadKeepResponse(Response, frozen=True, kw_only=True):
-    """The entry of knowledge that was written."""
-
-    thread_id: str
-    item_id: str
-    path: str
-
-
-def _keep_view(response: ThreadKeepResponse) -> Iterator[ViewItem]:
-    yield Data(response.path)
-
-
-@verb("keep", group="thread", access=OWNER, needs_receipt=True, shows=_keep_view)
-async def keep_thread(request: ThreadKeepRequest, context: VerbContext) -> ThreadKeepResponse:
-    """Write a thread that has ended as an entry of knowledge, so that search finds what it did."""
-    stores, thread = _stores(context), await _own_thread(request.thread_id, context)
-    if not thread.is_ended:
-        raise InvalidRequest(f"{thread.id} has not ended.", suggestion="Wait for its end, or cancel it.")
-    events = await stores.do(partial(stores.threads.events, thread.id))
-    if any(event.is_erased for event in events):
-        raise InvalidRequest(f"The texts of {thread.id} were erased.", suggestion="Name another thread.")
-    name = request.name or re.sub(r"[^a-z0-9_-]", "_", f"{thread.directive}_{thread.id[-8:]}".lower())
-    content = knowledge_text(thread, events, name, await _redactor(thread, context))
-    wanted: JsonObject = {"action": "create", "item_type": "knowledge", "item_id": name}
-    project: JsonObject = {"project_path": thread.project} if thread.project else {}
-    answer = await context.services.dispatch(
-        "execute", {**wanted, **project, "parameters": {"content": content}}, context.caller
-    )
-    if answer.error is not None:
-        raise answer.error
-    return ThreadKeepResponse(thread_id=thread.id, item_id=name, path=as_text(answer.content.get("path")))
-
-
-@verb("erase", group="thread", access=OWNER, needs_receipt=True, shows=_result_view)
-async def erase_thread(request: ThreadIdRequest, context: VerbContext) -> ThreadResponse:
-    """Erase all texts of a thread that has ended, and its transcript; its hashes, times and costs stay."""
-    stores = _stores(context)
-    thread = await _own_thread(request.thread_id, context)
-    await stores.do(lambda: stores.threads.erase(thread.id, now_ms()))
-    if thread.project:
-        (Path(thread.project) / transcript_path(thread)).unlink(missing_ok=True)
-    return await shown_thread(thread.id, context)
-
-
-async def _redactor(thread: Thread, context: VerbContext) -> Redactor:
-    space = context.services.catalogs.at(thread.project or None).space
-    return await asyncio.to_thread(redactor_for, space)
