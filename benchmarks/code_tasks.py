@@ -1,7 +1,7 @@
 """Twenty tasks of ten calls over five MCP servers: call by call, and as one program, through Kiwi and through FastMCP.
 
 The model is scripted: it finds the tools it needs, reads their parameters, makes the calls or sends the program, and
-ends. What it reads at each request is counted: instructions, definitions, the task and all that was said before. Of a
+ends. What it reads at each request is counted: instructions, definitions, the task and all messages before. Of a
 result that is the structured content where there is one, and the text otherwise. Its own time is not in the figures.
 
 Usage: code_tasks.py
@@ -127,7 +127,7 @@ TASKS = (
 )
 
 
-class Said(Struct):
+class Transcript(Struct):
     """A conversation with a model: what it read at each request, what it wrote, and the milliseconds of its calls."""
 
     fixed: int
@@ -137,7 +137,7 @@ class Said(Struct):
     ms: float = 0.0
     _before: int = 0
 
-    def say(self, text: str) -> None:
+    def answer(self, text: str) -> None:
         """Let the model read all that there is, and answer with a text."""
         self.requests += 1
         self.read += self.fixed + self._before
@@ -145,7 +145,7 @@ class Said(Struct):
         self.written += cost
         self._before += cost
 
-    def hear(self, text: str) -> None:
+    def add(self, text: str) -> None:
         """Add a text that the model reads from now on."""
         self._before += cost_of(text).tokens
 
@@ -272,13 +272,13 @@ def _singles(task: Task, root: str) -> Iterator[tuple[str, str, dict[str, object
             yield one.server, one.tool, made
 
 
-def _ask(said: Said, tell: Tell, name: str, arguments: Mapping[str, object]) -> dict[str, Any]:
+def _ask(transcript: Transcript, tell: Tell, name: str, arguments: Mapping[str, object]) -> dict[str, Any]:
     """Let the model call a tool and read the result."""
-    said.say(json.dumps({"name": name, "arguments": {**arguments}}, separators=(",", ":")))
+    transcript.answer(json.dumps({"name": name, "arguments": {**arguments}}, separators=(",", ":")))
     began = time.perf_counter()
     answer = tell(name, {**arguments})
-    said.ms += (time.perf_counter() - began) * 1_000
-    said.hear(_content(answer))
+    transcript.ms += (time.perf_counter() - began) * 1_000
+    transcript.add(_content(answer))
     return answer
 
 
@@ -290,56 +290,56 @@ def _tools(task: Task) -> Sequence[tuple[str, str]]:
     return [*dict.fromkeys((one.server, one.tool) for one in task.calls)]
 
 
-def _executes(session: Session, task: Task) -> tuple[Said, float]:
-    said = _looked_up(session, task)
+def _executes(session: Session, task: Task) -> tuple[Transcript, float]:
+    transcript = _looked_up(session, task)
     calls = ({"item_id": f"{server}/{tool}", "parameters": made} for server, tool, made in _singles(task, session.root))
-    results = [_ask(said, session.tell, "execute", one)["structuredContent"]["result"] for one in calls]
-    return _answered(said, _evaluated(task, [*map(str, results)]))
+    results = [_ask(transcript, session.tell, "execute", one)["structuredContent"]["result"] for one in calls]
+    return _answered(transcript, _evaluated(task, [*map(str, results)]))
 
 
-def _program(session: Session, task: Task) -> tuple[Said, float]:
-    said = _looked_up(session, task)
+def _program(session: Session, task: Task) -> tuple[Transcript, float]:
+    transcript = _looked_up(session, task)
     code = f"{_source(task, session.root, 'tools.{server}.{tool}({keywords})')}\n{task.answer}"
-    return _answered(said, _number(_ask(said, session.tell, "code", {"code": code})))
+    return _answered(transcript, _number(_ask(transcript, session.tell, "code", {"code": code})))
 
 
-def _looked_up(session: Session, task: Task) -> Said:
+def _looked_up(session: Session, task: Task) -> Transcript:
     """Let a model find the tools through Kiwi and read their parameters."""
-    said = Said(session.fixed)
-    said.hear(task.question)
+    transcript = Transcript(session.fixed)
+    transcript.add(task.question)
     for server, tool in _tools(task):
-        found = _ask(said, session.tell, "search", {"query": f"{server} {tool.replace('_', ' ')}", "limit": 3})
+        found = _ask(transcript, session.tell, "search", {"query": f"{server} {tool.replace('_', ' ')}", "limit": 3})
         if f"mcp/{server}/{tool}@" not in _content(found):
             raise RuntimeError(f"Kiwi does not find {server}/{tool}: {_content(found)}")
     for server, tool in _tools(task):
-        _ask(said, session.tell, "load", {"item_id": f"{server}/{tool}"})
-    return said
+        _ask(transcript, session.tell, "load", {"item_id": f"{server}/{tool}"})
+    return transcript
 
 
-def _calls(session: Session, task: Task) -> tuple[Said, float]:
-    said = Said(session.fixed)
-    said.hear(task.question)
+def _calls(session: Session, task: Task) -> tuple[Transcript, float]:
+    transcript = Transcript(session.fixed)
+    transcript.add(task.question)
     calls = ((f"{server}_{tool}", made) for server, tool, made in _singles(task, session.root))
-    results = [_ask(said, session.tell, name, made) for name, made in calls]
+    results = [_ask(transcript, session.tell, name, made) for name, made in calls]
     texts = [str(one.get("structuredContent") or one["content"][0]["text"]) for one in results]
-    return _answered(said, _evaluated(task, texts))
+    return _answered(transcript, _evaluated(task, texts))
 
 
-def _peer_program(session: Session, task: Task) -> tuple[Said, float]:
-    said, names = Said(session.fixed), [f"{server}_{tool}" for server, tool in _tools(task)]
-    said.hear(task.question)
+def _peer_program(session: Session, task: Task) -> tuple[Transcript, float]:
+    transcript, names = Transcript(session.fixed), [f"{server}_{tool}" for server, tool in _tools(task)]
+    transcript.add(task.question)
     for name in names:
-        found = _ask(said, session.tell, "search", {"query": name.replace("_", " "), "limit": 3})
+        found = _ask(transcript, session.tell, "search", {"query": name.replace("_", " "), "limit": 3})
         if name not in _content(found):
             raise RuntimeError(f"FastMCP does not find {name}: {_content(found)}")
-    _ask(said, session.tell, "get_schema", {"tools": names})
+    _ask(transcript, session.tell, "get_schema", {"tools": names})
     code = f"{_source(task, session.root, _CALL_TOOL)}\nreturn {task.answer}"
-    return _answered(said, _number(_ask(said, session.tell, "execute", {"code": code})))
+    return _answered(transcript, _number(_ask(transcript, session.tell, "execute", {"code": code})))
 
 
-def _answered(said: Said, answer: float) -> tuple[Said, float]:
-    said.say(f"{answer:g}")
-    return said, answer
+def _answered(transcript: Transcript, answer: float) -> tuple[Transcript, float]:
+    transcript.answer(f"{answer:g}")
+    return transcript, answer
 
 
 def measure() -> list[list[Row]]:
@@ -359,7 +359,7 @@ def measure() -> list[list[Row]]:
             return Session(str(root), tell, sum(cost_of(text).tokens for text in texts))
 
         ours = opened(kiwi[0], places[0])
-        ways: Mapping[str, Callable[[Task], tuple[Said, float]]] = {
+        ways: Mapping[str, Callable[[Task], tuple[Transcript, float]]] = {
             "FastMCP, every tool sent, ten calls": partial(_calls, opened(peer, places[0])),
             "FastMCP's code mode, one program": partial(_peer_program, opened((*peer, "code"), places[0])),
             "Kiwi, ten calls": partial(_executes, ours),
@@ -371,12 +371,15 @@ def measure() -> list[list[Row]]:
         return [_rows(task, ways) for task in TASKS]
 
 
-def _rows(task: Task, ways: Mapping[str, Callable[[Task], tuple[Said, float]]]) -> list[Row]:
+def _rows(task: Task, ways: Mapping[str, Callable[[Task], tuple[Transcript, float]]]) -> list[Row]:
     done = {name: do(task) for name, do in ways.items()}
     answers = [answer for _, answer in done.values()]
     if len({round(answer, 6) for answer in answers}) != 1 or not answers[0]:
         raise RuntimeError(f"{task.question} {answers}")
-    return [Row(name, said.requests, said.read, said.written, said.ms) for name, (said, _) in done.items()]
+    return [
+        Row(name, transcript.requests, transcript.read, transcript.written, transcript.ms)
+        for name, (transcript, _) in done.items()
+    ]
 
 
 def _definition(tool: Mapping[str, Json]) -> str:

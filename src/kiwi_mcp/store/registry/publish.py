@@ -237,7 +237,7 @@ class NewVersion(Struct, frozen=True):
     """The id of its executor's version."""
 
     @property
-    def standing(self) -> VersionRank:
+    def rank(self) -> VersionRank:
         """What decides whether it is the latest."""
         is_yanked = self.draft.release.yanked is not None
         return VersionRank(self.row.id, self.draft.key, self.draft.is_prerelease, is_yanked, is_latest=False)
@@ -358,7 +358,7 @@ def _write(
     # Files come before their version: from the moment it is there, it is sealed.
     transaction.insert("tool_version_files", FILE_COLUMNS, files)
     # Each item has at most one latest version.
-    for some in chunks([tool for tool in latest if stored.standings.get(tool)]):
+    for some in chunks([tool for tool in latest if stored.ranks.get(tool)]):
         statement = "update tool_versions set is_latest = false where is_latest = true and tool_id in ($marks)"
         transaction.write(filled(statement, marks=placeholders(some)), some)
     transaction.insert(
@@ -367,17 +367,17 @@ def _write(
         [_version_row(one, latest.get(one.tool) is one, actor, now) for one in sealings],
     )
     for tool, one in latest.items():
-        if stored.standings.get(tool):
+        if stored.ranks.get(tool):
             update_item(transaction, database, tool, one.draft.name.version, one.draft.release.manifest, now)
     append_log(transaction, actor, _entries(sealings, now))
 
 
 def _choose(stored: PublishedRows, sealings: Sequence[NewVersion]) -> Mapping[str, NewVersion]:
     """Return the new versions that become the latest of their items, by the item's id."""
-    standings: dict[str, list[VersionRank]] = {}
+    ranks: dict[str, list[VersionRank]] = {}
     for one in sealings:
-        standings.setdefault(one.tool, [*stored.standings.get(one.tool, [])]).append(one.standing)
-    ids = {latest_of(group).id for group in standings.values()}
+        ranks.setdefault(one.tool, [*stored.ranks.get(one.tool, [])]).append(one.rank)
+    ids = {latest_of(group).id for group in ranks.values()}
     return {one.tool: one for one in sealings if one.row.id in ids}
 
 
@@ -437,7 +437,7 @@ order by version_key desc"""
 _STANDS_ON = """select v.version, et.namespace, et.tool_id, e.version
 from tool_versions v cross join tool_versions e cross join tools et
 where v.tool_id = ? and e.id = v.executor_version_id and et.id = e.tool_id and et.visibility = 'private' limit 1"""
-_STOOD_ON = """select 1 from tool_versions e cross join tool_versions v cross join tools t
+_DEPENDENTS = """select 1 from tool_versions e cross join tool_versions v cross join tools t
 where e.tool_id = ? and v.executor_version_id = e.id and t.id = v.tool_id
 and t.id <> e.tool_id and (t.visibility <> 'private' or t.namespace <> ?) limit 1"""
 _NAMED_BY = """select 1 from tool_versions v cross join tools t
@@ -551,7 +551,7 @@ def _check_sight(transaction: Transaction, tool: str, name: VersionName, visibil
     if visibility == "private":
         named = '","{}","{}","'.format(*name.item)  # as in the JSON of a pin
         own = tool, name.namespace
-        if transaction.read(_STOOD_ON, own) or transaction.read(_NAMED_BY, (*own, named)):
+        if transaction.read(_DEPENDENTS, own) or transaction.read(_NAMED_BY, (*own, named)):
             raise InvalidRequest(
                 f"{'/'.join(name.item)} cannot become private: published versions that others see depend on it.",
                 suggestion="Make it unlisted, which keeps it out of lists and searches.",

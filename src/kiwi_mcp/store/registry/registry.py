@@ -309,11 +309,11 @@ from tool_versions v join tools t on t.id = v.tool_id
 left join registry_log l on l.op = 'publish' and l.namespace = t.namespace and l.tool_id = t.tool_id
   and l.version = v.version and l.content_hash = v.content_hash and l.closure_hash = v.closure_hash
 where l.seq is null"""
-_UNKEPT = """select l.namespace, l.tool_id, l.version, coalesce(t.visibility, 'private')
+_MISSING = """select l.namespace, l.tool_id, l.version, coalesce(t.visibility, 'private')
 from registry_log l left join tools t on t.namespace = l.namespace and t.tool_id = l.tool_id
 left join tool_versions v on v.tool_id = t.id and v.version = l.version
 where l.op = 'publish' and v.id is null"""
-_SEEN_FURTHER = """select t.namespace, t.tool_id, v.version, t.visibility
+_TOO_VISIBLE = """select t.namespace, t.tool_id, v.version, t.visibility
 from tools et join tool_versions e on e.tool_id = et.id join tool_versions v on v.executor_version_id = e.id
 join tools t on t.id = v.tool_id
 where et.visibility = 'private' and (t.visibility <> 'private' or t.namespace <> et.namespace)"""
@@ -405,17 +405,17 @@ def _latest(database: Database, sight: VisibilityFilter) -> Iterator[Issue]:
 
 def _tool_faults(rows: Sequence[Row], sight: VisibilityFilter) -> Iterator[Issue]:
     _, namespace, tool_id, visibility, response = (str(value) for value in rows[0][:5])
-    standings = {
+    ranks = {
         VersionRank(str(id_), str(key), bool(is_pre), yanked is not None, bool(is_latest)): str(version)
         for *_, id_, version, key, is_pre, yanked, is_latest in rows
         if id_ is not None
     }
-    marked = [one for one in standings if one.is_latest]
-    if not standings:
+    marked = [one for one in ranks if one.is_latest]
+    if not ranks:
         fault = "it has no version"
-    elif marked != [latest_of(standings)]:
+    elif marked != [latest_of(ranks)]:
         fault = f"{len(marked)} of its versions are marked as the latest, or another one should be"
-    elif standings[marked[0]] != response:
+    elif ranks[marked[0]] != response:
         fault = f"its latest version is given as {response}"
     else:
         return
@@ -427,8 +427,8 @@ def _tool_faults(rows: Sequence[Row], sight: VisibilityFilter) -> Iterator[Issue
 def _pairs(database: Database, sight: VisibilityFilter) -> Iterator[Issue]:
     for statement, fault in (
         (_UNLOGGED, "the log does not say that it was published as it is"),
-        (_UNKEPT, "the log says that it was published, and it is missing"),
-        (_SEEN_FURTHER, "it is visible to some who cannot see what it depends on"),
+        (_MISSING, "the log says that it was published, and it is missing"),
+        (_TOO_VISIBLE, "it is visible to some who cannot see what it depends on"),
     ):
         for *name, visibility in database.read(statement):
             namespace, tool_id, version = (str(part) for part in name)

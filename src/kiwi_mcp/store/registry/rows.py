@@ -189,11 +189,11 @@ def latest_of(ranks: Iterable[VersionRank]) -> VersionRank:
 
 def update_latest(transaction: Transaction, database: Database, tool: Value, at: str) -> None:
     """Choose the latest version of an item again after a status change."""
-    standings = [
+    ranks = [
         VersionRank(str(id_), str(key), bool(is_pre), yanked is not None, bool(is_latest))
         for id_, key, is_pre, yanked, is_latest in transaction.read(_ORDERED, (tool,))
     ]
-    latest = latest_of(standings)
+    latest = latest_of(ranks)
     if latest.is_latest:
         return
     transaction.write("update tool_versions set is_latest = false where tool_id = ? and is_latest = true", (tool,))
@@ -244,7 +244,7 @@ class PublishedRows(Struct, frozen=True):
 
     items: dict[ItemName, ItemRow] = field(default_factory=dict)
     versions: dict[VersionName, SealedVersion] = field(default_factory=dict)
-    standings: dict[str, list[VersionRank]] = field(default_factory=dict)
+    ranks: dict[str, list[VersionRank]] = field(default_factory=dict)
     """By the id of the item."""
 
 
@@ -266,8 +266,8 @@ def look_up(source: Database | Transaction, names: Iterable[ItemName]) -> Publis
                 "tuple[str, str, str, str, str, int, str, bool, str | None, bool]", row
             )
             stored.versions[VersionName(*by_id[tool], version)] = SealedVersion(id_, digest, closure, depth)
-            standing = VersionRank(id_, key, bool(is_pre), yanked is not None, bool(is_latest))
-            stored.standings.setdefault(tool, []).append(standing)
+            rank = VersionRank(id_, key, bool(is_pre), yanked is not None, bool(is_latest))
+            stored.ranks.setdefault(tool, []).append(rank)
     return stored
 
 
