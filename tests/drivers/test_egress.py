@@ -95,7 +95,7 @@ async def test_a_cancelled_caller_leaves_no_proxy_behind(space: Space) -> None:
 async def test_hosts_are_refused_if_the_backend_has_no_proxy(space: Space, tmp_path: Path) -> None:
     async def work() -> None:
         held = await hold(space, "a.test")
-        closed = replace(held, standing=replace(held.standing, backend=NoSandbox()))
+        closed = replace(held, backend_report=replace(held.backend_report, backend=NoSandbox()))
         await closed.run(spec("/bin/touch", str(tmp_path / "ran")), secrets={}, report=silent)
 
     with pytest.raises(IsolationUnavailable, match=r"needs a\.test, and none gives a process no way to single hosts"):

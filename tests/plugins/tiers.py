@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from kiwi_mcp.domain.calls import Space
-from kiwi_mcp.drivers.sandboxed import standings
+from kiwi_mcp.drivers.sandboxed import backend_reports
 
 CAPABILITIES = frozenset({"loopback", "processes", "sandbox", "postgres_server", "encoder_model", "package_index"})
 """Fixtures that say what a test uses outside of its own process; `postgres_server` is in `plugins/postgres.py`."""
@@ -63,7 +63,7 @@ def package_index() -> None:
 def isolation_report(tmp_path_factory: pytest.TempPathFactory, sandbox: None) -> Path:
     """The file in which Kiwi stores the result of its sandbox self-tests, written once per session."""
     folder = tmp_path_factory.mktemp("isolation")
-    asyncio.run(standings(Space(folder, folder, folder)))
+    asyncio.run(backend_reports(Space(folder, folder, folder)))
     return folder / "isolation.json"
 
 

@@ -100,8 +100,8 @@ class Warden(Struct, frozen=True):
         return self.do(lambda: asyncio.run(self._backend()).limited_by)
 
     async def _backend(self) -> Backend:
-        standings = await examine(backends(owner_map=self.owner_map), self.state, run_confined)
-        return choose(self.level, standings).backend
+        backend_reports = await examine(backends(owner_map=self.owner_map), self.state, run_confined)
+        return choose(self.level, backend_reports).backend
 
     def python_says(self, code: str, *arguments: str, cell: Cell = EMPTY) -> Json:
         """Run Python code confined, and return the JSON that it printed."""

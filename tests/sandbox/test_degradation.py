@@ -30,7 +30,7 @@ from kiwi_mcp.sandbox.seccomp import filter_program
 SANDBOXES: tuple[Level, ...] = ("sandboxed", "restricted")
 
 
-def standings(state: Path, found: Sequence[Backend]) -> tuple[BackendReport, ...]:
+def backend_reports(state: Path, found: Sequence[Backend]) -> tuple[BackendReport, ...]:
     return asyncio.run(examine(found, state, run_confined))
 
 
@@ -40,7 +40,7 @@ def standings(state: Path, found: Sequence[Backend]) -> tuple[BackendReport, ...
 def test_without_a_sandbox_program_the_level_is_refused_with_the_missing_program(level: Level, tmp_path: Path) -> None:
     without = [replace(one, bwrap=None) if isinstance(one, Bubblewrap) else one for one in backends()]
     with pytest.raises(Unavailable) as refused:
-        choose(level, standings(tmp_path, without))
+        choose(level, backend_reports(tmp_path, without))
     assert level in refused.value.message
     assert "install bubblewrap" in refused.value.suggestion
     missing = refused.value.details["missing"]
@@ -52,7 +52,7 @@ def test_without_a_sandbox_program_the_level_is_refused_with_the_missing_program
 @pytest.mark.case("DEG-01")
 def test_without_a_sandbox_program_standard_still_works(tmp_path: Path) -> None:
     without = [replace(one, bwrap=None) if isinstance(one, Bubblewrap) else one for one in backends()]
-    chosen = choose("standard", standings(tmp_path, without))
+    chosen = choose("standard", backend_reports(tmp_path, without))
     assert chosen.backend.name == "rlimits"
     with chosen.backend.wrap(
         ProcessSpec(("/bin/sh", "-c", "ulimit -n"), cwd="/"), SandboxProfile("standard")
@@ -67,7 +67,7 @@ def test_without_user_namespaces_nothing_runs_at_a_weaker_level(keeper: Warden) 
         child_filter(filter_program(machine(), families=(1, 2, 10, 16)))
         fresh = keeper.state / "blocked"
         try:
-            choose("sandboxed", standings(fresh, backends()))
+            choose("sandboxed", backend_reports(fresh, backends()))
         except KiwiError as fault:
             return fault.message, fault.suggestion
         return "", ""
@@ -144,7 +144,7 @@ def test_with_a_masked_proc_nothing_runs_at_a_weaker_level(tmp_path: Path) -> No
 @pytest.mark.case("DEG-04")
 def test_without_cgroups_a_watchdog_limits_restricted_processes_and_the_report_says_so(tmp_path: Path) -> None:
     without = [replace(one, groups=None) if isinstance(one, Bubblewrap) else one for one in backends()]
-    chosen = choose("restricted", standings(tmp_path, without))
+    chosen = choose("restricted", backend_reports(tmp_path, without))
     assert (chosen.backend.name, chosen.backend.limited_by) == ("bubblewrap", "watchdog")
     assert {"cpu_limit", "mem_limit"} <= chosen.properties
 
@@ -155,9 +155,9 @@ async def test_a_cpu_limit_counts_only_if_the_kernel_throttled_the_self_test(
 ) -> None:
     # On a busy machine the process itself sees little processor time; only the kernel knows whether it throttled it.
     bubblewrap = Scripted(says=b"cpu_limit mem_limit syscall_filter", throttled=throttled)
-    (standing,) = await examine([bubblewrap], tmp_path, bubblewrap.run)
-    assert ("cpu_limit" in standing.properties) is is_shown
-    assert {"mem_limit", "syscall_filter"} <= standing.properties
+    (backend_report,) = await examine([bubblewrap], tmp_path, bubblewrap.run)
+    assert ("cpu_limit" in backend_report.properties) is is_shown
+    assert {"mem_limit", "syscall_filter"} <= backend_report.properties
 
 
 class Printed(Struct, frozen=True):
@@ -248,8 +248,8 @@ def test_a_self_test_runs_once_and_again_after_the_launcher_changed(tmp_path: Pa
         return await run_confined(confined)
 
     def examined(backend: Backend) -> frozenset[str]:
-        (standing,) = asyncio.run(examine([backend], tmp_path, counted))  # type: ignore[arg-type] # as `run_confined`
-        return standing.properties
+        (backend_report,) = asyncio.run(examine([backend], tmp_path, counted))  # type: ignore[arg-type] # as `run_confined`
+        return backend_report.properties
 
     first = examined(Counting(rlimits))
     assert examined(Counting(rlimits)) == first
@@ -265,11 +265,11 @@ def test_a_self_test_runs_once_and_again_after_the_launcher_changed(tmp_path: Pa
 def test_a_damaged_or_forged_self_test_cache_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "isolation.json").write_text("{not json")
     without = [replace(one, bwrap=None) if isinstance(one, Bubblewrap) else one for one in backends()]
-    honest = standings(tmp_path, without)
+    honest = backend_reports(tmp_path, without)
     everything = sorted(demands("restricted").requires | demands("standard").prefers)
     known = json.loads((tmp_path / "isolation.json").read_text())
     (tmp_path / "isolation.json").write_text(json.dumps(dict.fromkeys(known, everything)))
-    forged = standings(tmp_path, without)
+    forged = backend_reports(tmp_path, without)
     assert [one.properties for one in forged] == [one.properties for one in honest]
 
 

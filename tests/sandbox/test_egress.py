@@ -141,9 +141,9 @@ async def held(
     # The interpreter of the tests may lie where an ordinary user cannot reach it.
     sys.executable = keeper.python
     spec = ProcessSpec(argv, cwd="/", env={"PATH": PLAIN_PATH, "HTTP_PROXY": "http://elsewhere"}, timeout=seconds)
-    standings = await examine(backends(owner_map=keeper.owner_map), keeper.state, run_confined)
+    backend_reports = await examine(backends(owner_map=keeper.owner_map), keeper.state, run_confined)
     rules = HostRules(profile.hosts, profile.denied_hosts, profile.private_hosts)
-    with choose(profile.level, standings).backend.wrap(spec, profile) as confined:
+    with choose(profile.level, backend_reports).backend.wrap(spec, profile) as confined:
         assert confined.handover.gate is not None
         async with serve_proxy(rules, confined.handover.gate, ledger, through=Lookup(named)):
             ended = await run_confined(confined)
@@ -365,8 +365,8 @@ async def test_the_end_of_a_pipe_does_not_start_the_process(rooted: Warden) -> N
 
     async def work() -> ProcessResult:
         spec = ProcessSpec(("/bin/sh", "-c", f": >{marker}/ran"), cwd="/", timeout=1.0)
-        standings = await examine(backends(owner_map=rooted.owner_map), rooted.state, run_confined)
-        with choose("sandboxed", standings).backend.wrap(spec, profile) as confined:
+        backend_reports = await examine(backends(owner_map=rooted.owner_map), rooted.state, run_confined)
+        with choose("sandboxed", backend_reports).backend.wrap(spec, profile) as confined:
             gate: StartGate | None = confined.handover.gate
             assert gate is not None
             return await run_confined(confined)

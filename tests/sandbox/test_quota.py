@@ -14,7 +14,7 @@ from kiwi_mcp.domain.isolation import ResourceLimits, SandboxProfile
 from kiwi_mcp.domain.outcome import Outcome, silent
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.drivers.process import outcome_of
-from kiwi_mcp.drivers.sandboxed import Sandbox, standings
+from kiwi_mcp.drivers.sandboxed import Sandbox, backend_reports
 from kiwi_mcp.sandbox.backend import choose
 from kiwi_mcp.sandbox.limits import quota
 from kiwi_mcp.sandbox.quarantine import NameWatch
@@ -35,10 +35,12 @@ def run(workspace: Path, script: str, *, limits: ResourceLimits, timeout: float 
 
     async def held() -> Outcome:
         cache = Path(os.environ["XDG_CACHE_HOME"]) / "kiwi"
-        standing = choose("sandboxed", await standings(Space(workspace, workspace, cache)))
+        backend_report = choose("sandboxed", await backend_reports(Space(workspace, workspace, cache)))
         profile = SandboxProfile("sandboxed", writable=(str(workspace),), limits=limits)
         spec = ProcessSpec(("/bin/sh", "-c", script), cwd=str(workspace), env={"PATH": PATH}, timeout=timeout)
-        result = await Sandbox(profile, standing, cache, NameWatch((), cache, ())).run(spec, secrets={}, report=silent)
+        result = await Sandbox(profile, backend_report, cache, NameWatch((), cache, ())).run(
+            spec, secrets={}, report=silent
+        )
         return outcome_of("filler", "json_or_text", {}, spec, result)
 
     return asyncio.run(held())

@@ -14,7 +14,7 @@ from kiwi_mcp.domain.isolation import ResourceLimits, SandboxProfile
 from kiwi_mcp.domain.json import as_list, as_object
 from kiwi_mcp.domain.outcome import silent
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.drivers.sandboxed import Sandbox, standings
+from kiwi_mcp.drivers.sandboxed import Sandbox, backend_reports
 from kiwi_mcp.kernel.checkpoints.checkpoint import CheckpointRequest, Guard, begin
 from kiwi_mcp.primitives.process.run import ProcessResult
 from kiwi_mcp.sandbox.backend import choose
@@ -63,7 +63,7 @@ def collected(space: Space, code: str, *words: str, limits: ResourceLimits) -> t
         profile = SandboxProfile("sandboxed", writable=(out,), limits=limits)
         spec = ProcessSpec(("python3", "-I", "-S", "-c", code, out, *words), cwd="/", env={"PATH": PATH}, timeout=60)
         hold = Sandbox(
-            profile, choose("sandboxed", await standings(space)), space.cache, NameWatch((), space.cache, ())
+            profile, choose("sandboxed", await backend_reports(space)), space.cache, NameWatch((), space.cache, ())
         )
         guard = await begin(space, "filler", new_run(time.time_ns() // 1_000_000)[0], WISH)
         async with guard:

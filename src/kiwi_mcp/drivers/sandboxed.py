@@ -59,7 +59,7 @@ class Sandbox(Struct, frozen=True):
     """A sandbox profile, and the backend that enforces it on this machine."""
 
     profile: SandboxProfile
-    standing: BackendReport
+    backend_report: BackendReport
     state: Path
     watch: NameWatch | None
     """Finds settings of other programs that appear in the folders that its process may write to, if there are any."""
@@ -91,7 +91,7 @@ class Sandbox(Struct, frozen=True):
             if self.profile.hosts:
                 confined = await keep.enter_async_context(self._confined(spec))
             else:
-                confined = keep.enter_context(self.standing.backend.wrap(spec, self.profile))
+                confined = keep.enter_context(self.backend_report.backend.wrap(spec, self.profile))
             watch = self._watch_of(confined) if self.profile.writable or confined.watch else None
             handover = confined.handover
             if lent:
@@ -151,9 +151,9 @@ class Sandbox(Struct, frozen=True):
         held = {
             "asked": asked,
             "used": self.profile.level,
-            "backend": self.standing.backend.name,
-            "limited_by": self.standing.backend.limited_by,
-            "properties": sorted(self.standing.properties),
+            "backend": self.backend_report.backend.name,
+            "limited_by": self.backend_report.backend.limited_by,
+            "properties": sorted(self.backend_report.properties),
             "policy": policy_digest(self.profile),
             "provenance": self.profile.provenance,
         }
@@ -176,8 +176,8 @@ class Sandbox(Struct, frozen=True):
     @asynccontextmanager
     async def _confined(self, spec: ProcessSpec) -> AsyncIterator[Launch]:
         """Yield a process as it starts in its sandbox; open the resources that it needs for its lifetime."""
-        with self.standing.backend.wrap(spec, self.profile) as confined:
-            refuse_without_gate(self.profile, confined.handover, self.standing.backend.name)
+        with self.backend_report.backend.wrap(spec, self.profile) as confined:
+            refuse_without_gate(self.profile, confined.handover, self.backend_report.backend.name)
             if (gate := confined.handover.gate) is None:
                 yield confined
                 return
@@ -283,17 +283,17 @@ def check_level(level: Level, space: Space) -> str:
 
     Nothing is started to find out.
     """
-    if level == "trusted" or (known := known_standings(space)) is None:
+    if level == "trusted" or (known := known_backend_reports(space)) is None:
         return ""
     return choose(level, known).backend.limited_by
 
 
-async def standings(space: Space) -> tuple[BackendReport, ...]:
+async def backend_reports(space: Space) -> tuple[BackendReport, ...]:
     """Return what this machine can hold processes by; the first time, tests on it find out."""
     return await _examined(space.cache)
 
 
-def known_standings(space: Space) -> tuple[BackendReport, ...] | None:
+def known_backend_reports(space: Space) -> tuple[BackendReport, ...] | None:
     """Return what this machine can hold processes by, as it was found before; None where it was not tested yet."""
     return _found.get(space.cache) or recall(backends(), space.cache)
 

@@ -18,7 +18,7 @@ from kiwi_mcp.domain.items import Chain, Tool, TypeTraits
 from kiwi_mcp.domain.json import Json, as_list, as_object
 from kiwi_mcp.drivers import sandboxed as profile
 from kiwi_mcp.drivers.process import create_driver
-from kiwi_mcp.drivers.sandboxed import check_level, known_standings
+from kiwi_mcp.drivers.sandboxed import check_level, known_backend_reports
 from kiwi_mcp.kernel.prepared import plan_digest
 from kiwi_mcp.kernel.verbs.doctor import tell_isolation
 from kiwi_mcp.sandbox.backend import Backend
@@ -176,13 +176,13 @@ def test_standard_sets_limits_and_leaves_files_visible(bench: Bench) -> None:
 
 @pytest.mark.usefixtures("sandbox")
 def test_the_self_test_of_this_machine_runs_once_and_is_cached(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert known_standings(bench.space) is None
+    assert known_backend_reports(bench.space) is None
     assert "not tested yet" in tell_isolation(bench.space)
     check_level("restricted", bench.space)
     assert bench.run(python(bench, "sandboxed")).is_success
     monkeypatch.delattr(profile, "examine")
     assert bench.run(python(bench, "sandboxed")).is_success
-    assert [one.backend.name for one in known_standings(bench.space) or ()] == [
+    assert [one.backend.name for one in known_backend_reports(bench.space) or ()] == [
         "none",
         "rlimits",
         "bubblewrap",
@@ -205,5 +205,5 @@ def test_a_failing_launcher_is_not_reported_as_the_tool_and_is_tested_again(
     monkeypatch.setitem(profile._found, state, tuple(broken))
     with pytest.raises(IsolationUnavailable, match="failed, not the tool"):
         bench.run(chain)
-    assert known_standings(bench.space) is None
+    assert known_backend_reports(bench.space) is None
     assert bench.run(chain).is_success

@@ -27,7 +27,7 @@ from kiwi_mcp.domain.items import SOURCE_TRAITS
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.mcp import Offers
 from kiwi_mcp.drivers.environments.package_manager import server_package
-from kiwi_mcp.drivers.sandboxed import known_standings, standings
+from kiwi_mcp.drivers.sandboxed import backend_reports, known_backend_reports
 from kiwi_mcp.kernel.context import Services, VerbContext
 from kiwi_mcp.kernel.memory_move import MemoryMove
 from kiwi_mcp.kernel.permission import ItemVisibility
@@ -74,7 +74,7 @@ _UNTESTED = "whether this machine can give that was not tested yet; the first to
 
 def tell_isolation(space: Space) -> str:
     """Return how tools are isolated, from earlier results; nothing is started to learn more."""
-    known = known_standings(space)
+    known = known_backend_reports(space)
     reached = [_tell_level(level, known) for level in LEVELS if level != "trusted"] if known else [_UNTESTED]
     return f"{_COMMON}: {'; '.join(reached)}"
 
@@ -131,7 +131,7 @@ async def doctor(request: ProjectRequest, context: VerbContext) -> DoctorRespons
     catalogs = services.catalogs
     offers = await services.offers(project)
     servers = await _servers(project, context)
-    await standings(catalogs.space(project))  # tests the machine, unless that was done before
+    await backend_reports(catalogs.space(project))  # tests the machine, unless that was done before
     suggestions = await advice(project, context) if context.is_owner else None
     search = await catalogs.far.do(catalogs.space(project), partial(search_status, services))
     report = context_report(offers, services.response_sizes, suggestions)
@@ -226,7 +226,7 @@ def _machine() -> Iterator[JsonObject]:
 
 def _isolation(catalog: Catalog, store: Store) -> Iterator[JsonObject]:
     # What to do where this machine is known to have no sandbox, so that no tool of the owner's own runs.
-    known = known_standings(catalog.space)
+    known = known_backend_reports(catalog.space)
     refused = _refusal(floor("owner_written"), known) if known else None
     fix = refused.suggestion if refused else ""
     yield _check("isolation", tell_isolation(catalog.space), status="problem" if fix else "ok", fix=fix)
