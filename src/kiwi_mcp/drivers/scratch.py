@@ -1,4 +1,4 @@
-"""Scratch folders: what the tools of one source share between their calls, and nothing else does.
+"""Scratch folders: each is shared by the tools of one source, between their calls.
 
 The group of a tool is where it was found, and who is proved to have written it: no manifest can name another group.
 """

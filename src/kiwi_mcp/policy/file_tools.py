@@ -1,4 +1,4 @@
-"""The path of a file tool: refused where it is no plain path or the owner's; a change is part of the plan."""
+"""File tools: a path that is not plain or is reserved is refused, and the change of a call is part of its plan."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from kiwi_mcp.sandbox.levels import base_profile
 
 _CHANGES = frozenset({"write", "edit", "delete"})
 _ORDINARY = frozenset({".dockerignore", ".editorconfig", ".gitignore"})
-"""Names that begin with a dot and that no program obeys beyond its own work."""
+"""Names with a dot in front that a tool may change: they start no program."""
 
 
 def with_file(plan: Plan, chain: Chain, space: Space) -> Plan:
     """Return the plan of a file tool with the one change that it makes, if any; other plans stay as they are."""
     tool = chain.tool
-    # Code of others may change whatever its sandbox lets it change, whatever it says of itself.
+    # Only built-in code is known to make no other change than the one shown.
     if not tool.origin.is_built_in or not (action := as_text(tool.manifest.config.get("file"))):
         return plan
     path, is_change = as_text(plan.inputs.get("path")), action in _CHANGES
@@ -37,7 +37,7 @@ def with_file(plan: Plan, chain: Chain, space: Space) -> Plan:
         raise PolicyDenied(f"A rule of the owner denies {path!r}.", suggestion="Choose another path.")
     change = change_of(root, action, plan.inputs, tool.id)
     shown = ChangeSpec(str(root / path), version_of(change.before), change.diff())
-    # What is approved is what is written: the process ends where the file is another one by then.
+    # The process ends without a change if the file is no longer the version that was approved.
     given = {**plan.inputs, "expected_version": shown.version}
     spec = replace(plan.spec, stdin=compact(given).encode())
     facts = {**plan.facts, "change": {"path": shown.path, "version": shown.version, "diff": shown.diff}}
