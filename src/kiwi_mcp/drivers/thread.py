@@ -49,7 +49,7 @@ class ThreadItem(Native):
         return Outcome(
             "error",
             result=answer.get("result"),
-            message=f"The thread is {answer.get('status')}. {answer.get('message', '')}".strip(),
+            message=as_text(answer.get("message")) or f"The thread ended: {answer.get('status')}.",
             suggestion=f"Look at it with `kiwi thread show {answer.get('thread_id')}`.",
             details=details,
         )

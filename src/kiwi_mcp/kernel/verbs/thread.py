@@ -155,7 +155,8 @@ def result_view(response: ThreadResponse) -> Iterator[ViewItem]:
         yield Notice(question_text(question))
         yield Hint(f"`kiwi thread answer {question['question_id']} ANSWER` answers it.")
     for approval in response.approvals or ():
-        yield Hint(f"`kiwi approvals show {approval}` shows the call that waits, `kiwi approvals approve {approval}`.")
+        answer = f"`kiwi approvals approve {approval}` lets it run"
+        yield Hint(f"`kiwi approvals show {approval}` shows the call that waits, {answer}.")
     yield Notice(f"thread {response.thread_id}: {_status_text(response)}")
     if response.status in {"queued", "running"}:
         yield Hint(f"`kiwi thread watch {response.thread_id}` follows it.")
