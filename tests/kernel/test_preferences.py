@@ -141,7 +141,7 @@ def test_doctor_and_help_report_preferred_but_missing_items(ask: Ask, file: Path
     response = {
         as_text(check["status"]): as_text(check["detail"]) for check in checks if check["check"] == "preferences"
     }
-    assert "1 always-sent tools" in response["ok"]
+    assert "1 always-sent tool," in response["ok"]
     assert "`nowhere` is not sent" in response["warning"]
     (notice,) = as_list(as_object(ask("help").content["installation"])["notices"])
     assert "`nowhere` is not sent" in as_text(notice)

@@ -511,3 +511,31 @@ def test_a_start_without_any_network_reads_its_configuration_in_order_and_connec
     steps = ["config.yaml", "providers", "tools", "memory/knowledge", "memory/preferences.yaml"]
     assert sorted(steps, key=lines.index) == steps, lines
     assert [line for line in lines if line.startswith("socket.")] == []
+
+
+# --- kiwi alone ---
+
+
+def test_kiwi_alone_says_that_the_home_is_locked_or_its_memory_is_away(ask: Ask, user: Path) -> None:
+    assert ask("status").content["blocked"] == ""
+    (user / "config.yaml").write_text("auth_mode: locked\n")
+    assert "No item runs" in as_text(ask("status").content["blocked"])
+    (user / "config.yaml").write_text("memory_root: ~/away\n")
+    assert "is not there" in as_text(ask("status").content["blocked"])
+
+
+def test_a_provider_that_is_not_here_is_named_by_doctor_and_by_a_start(ask: Ask, user: Path) -> None:
+    (user / "config.yaml").write_text("provider_adapter: nowhere\n")
+    checks = map(as_object, as_list(ask("doctor").content["checks"]))
+    (found,) = (one for one in checks if one["check"] == "config.yaml")
+    assert (found["status"], "'nowhere' is not here" in as_text(found["detail"])) == ("warning", True)
+    refused = ask("thread", action="start", item_id="summarize", inputs={"text": "Tea."}).content
+    assert (refused["code"], "provider_adapter" in as_text(refused["message"])) == ("invalid_manifest", True)
+
+
+def test_a_fault_is_noted_once_and_not_for_each_preferred_tool(ask: Ask, user: Path) -> None:
+    ask("prefer", action="add", name="files_read")
+    (user / "config.yaml").write_text("auth_mod: locked\n")
+    checks = map(as_object, as_list(ask("doctor").content["checks"]))
+    (noted,) = (as_text(one["detail"]) for one in checks if one["check"] == "preferences" and one["status"] != "ok")
+    assert noted.endswith("Until it is fixed, nothing else is sent.")

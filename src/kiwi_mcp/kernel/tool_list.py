@@ -231,7 +231,8 @@ class ToolListBuilder:
             if section != "always_send" and kind not in _KINDS[section]:
                 raise NotCallable(chain.tool.id, f"{kind}", f"it is not one of the {_WHAT[section]}")
         except KiwiError as error:
-            self._note(f"`{label}` is not sent: {error.message} {error.suggestion}")
+            if not self._permission.fault:  # which has its own note
+                self._note(f"`{label}` is not sent: {error.message} {error.suggestion}")
             return None
         if not wish.is_pattern:
             for sentence in chain.shadowed:
@@ -255,7 +256,9 @@ class ToolListBuilder:
         if find_spec(f"kiwi_mcp.drivers.{chain.driver}") is None:
             raise DriverMissing(tool.id, chain.driver)
         if reason := self._permission.refusal_of([link.identity for link in chain.links]):
-            raise PolicyDenied(f"it is not permitted, since {reason}.", suggestion="See policy.yaml of the user space.")
+            raise PolicyDenied(
+                f"it is not permitted, since {reason}.", suggestion="See policy.yaml and config.yaml in ~/.ai."
+            )
         if (size := characters_of(offer_of(chain, tool.id))) > _MAX_DEFINITION:
             message = f"its definition is {size:,} characters long; {_MAX_DEFINITION:,} is the maximum."
             raise InvalidRequest(message, suggestion="It is found by searching.")

@@ -9,7 +9,8 @@ from pathlib import Path
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.data import FOLDER
 from kiwi_mcp.domain.calls import Space
-from kiwi_mcp.domain.errors import KiwiError, ProviderNotChosen
+from kiwi_mcp.domain.errors import InvalidManifest, KiwiError, ProviderNotChosen
+from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
 from kiwi_mcp.drivers.llm.provider import choose_model
@@ -44,6 +45,12 @@ def only_provider(default: Chain, catalog: Catalog, *, tier: str = "") -> Chain:
         [f"{name} (needs {', '.join(missing)})" if missing else name for name, missing in own.items()] or usable,
         presets=[f"{name} ({', '.join(_names(config)) or 'local'})" for name, config in _preset_configs()],
     )
+
+
+def unknown_provider(name: str) -> InvalidManifest:
+    """Return the error of a `provider_adapter` that is no item."""
+    fix = "Name one that is here: `kiwi search 'model provider' --source all` lists them."
+    return InvalidManifest("The owner's config.yaml", [Issue("provider_adapter", f"{name!r} is not here", fix)])
 
 
 def missing_of(config: JsonObject, space: Space) -> Sequence[str]:

@@ -38,7 +38,7 @@ from kiwi_mcp.kernel.context import Context, VerbContext
 from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.kernel.provenance import Provenances
 from kiwi_mcp.kernel.threads.instructions import instruction_texts
-from kiwi_mcp.kernel.threads.providers import only_provider
+from kiwi_mcp.kernel.threads.providers import only_provider, unknown_provider
 from kiwi_mcp.kernel.threads.skills import SkillUse, loaded_skills
 from kiwi_mcp.kernel.threads.state import CompositeStart, PromptStart
 from kiwi_mcp.kernel.tool_names import description_of
@@ -379,7 +379,10 @@ def provider_of(chain: Chain, model: str, catalog: Catalog, *, tier: str = "") -
     if not (chain.executor.origin.is_built_in and spec and spec.default_executor == executor.tool.id):
         return executor, model
     if chosen := home_config(catalog.space.user).provider_adapter:
-        return catalog.resolve(chosen), model
+        try:
+            return catalog.resolve(chosen), model
+        except NotFound:
+            raise unknown_provider(chosen) from None
     return only_provider(executor, catalog, tier=tier), model
 
 

@@ -33,6 +33,7 @@ from kiwi_mcp.kernel.memory_move import MemoryMove
 from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.kernel.settings import named_half, search_mode
 from kiwi_mcp.kernel.store import Store
+from kiwi_mcp.kernel.threads.providers import unknown_provider
 from kiwi_mcp.kernel.token_meter import context_report
 from kiwi_mcp.kernel.verb import ANYONE, AnyJson, ProjectRequest, Response, verb
 from kiwi_mcp.kernel.verbs.mcp.servers import all_servers
@@ -40,6 +41,7 @@ from kiwi_mcp.kernel.verbs.prefer import advice
 from kiwi_mcp.kernel.verbs.relax import holds
 from kiwi_mcp.kernel.verbs.schedule import due_warnings
 from kiwi_mcp.kernel.verbs.search import SOURCES, card_sources, open_indexes
+from kiwi_mcp.kernel.verbs.thread import count_text
 from kiwi_mcp.kernel.view import Data, ViewItem
 from kiwi_mcp.manifest.home_config import FILE_NAME as CONFIG
 from kiwi_mcp.manifest.home_config import home_config, memory_folder
@@ -187,7 +189,7 @@ def examine(
         *_folders(space),
         *_cache(space.cache),
         *_policy(space.user),
-        *_environment(space.user),
+        *_environment(catalog),
         *_deployment(catalog),
         *_preferences(space.user, offers),
         *_context(context),
@@ -272,12 +274,19 @@ def _policy(user: Path) -> Iterator[JsonObject]:
     )
 
 
-def _environment(user: Path) -> Iterator[JsonObject]:
+def _environment(catalog: Catalog) -> Iterator[JsonObject]:
+    user = catalog.space.user
     try:
         chosen, root = home_config(user), memory_folder(user)
     except KiwiError as error:
         yield _check(CONFIG, error.message, status="problem", fix=_fix(error))
         return
+    if chosen.provider_adapter:
+        try:
+            catalog.find(chosen.provider_adapter)
+        except KiwiError:
+            absent = unknown_provider(chosen.provider_adapter)
+            yield _check(CONFIG, absent.message, status="warning", fix=_fix(absent))
     if chosen.auth_mode == "locked":
         fix = f"Remove `auth_mode` from {user / CONFIG} when items shall run again."
         yield _check(CONFIG, "auth_mode is locked: no item runs", status="warning", fix=fix)
@@ -368,8 +377,9 @@ def _deployment(catalog: Catalog) -> Iterator[JsonObject]:
 def _preferences(user: Path, offers: Offers) -> Iterator[JsonObject]:
     if fault := owner_preferences(user).fault:
         yield _check("preferences", fault.message, status="problem", fix=_fix(fault))
-    seen = f"{', '.join(offers.meta_tools)} and {len(offers.tools)} always-sent tools"
-    yield _check("preferences", f"clients see {seen}, {len(offers.prompts)} prompts, {len(offers.resources)} resources")
+    chosen = count_text(len(offers.tools), "always-sent tool")
+    texts = f"{count_text(len(offers.prompts), 'prompt')}, {count_text(len(offers.resources), 'resource')}"
+    yield _check("preferences", f"clients see {', '.join(offers.meta_tools)} and {chosen}, {texts}")
     # What is preferred for all projects need not be in this one.
     absent = [notice for notice in offers.notices if _ABSENT in notice]
     absent = absent if len(absent) > 1 else []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.items import Source
 from kiwi_mcp.domain.threads import ENDED
 from kiwi_mcp.domain.times import now_ms
@@ -13,6 +15,7 @@ from kiwi_mcp.kernel.mcp_servers import known_servers
 from kiwi_mcp.kernel.threads.work import ThreadStores
 from kiwi_mcp.kernel.verb import OWNER, ProjectRequest, Response, filled, verb
 from kiwi_mcp.kernel.view import Data, ViewItem, first_sentence, next_hint, rows
+from kiwi_mcp.manifest.home_config import home_config, memory_folder
 from kiwi_mcp.store.threads import ThreadFilter
 
 _OWN: tuple[Source, ...] = ("project", "user")
@@ -28,12 +31,16 @@ class StatusResponse(Response, frozen=True, kw_only=True):
     approvals: int
     questions: int
     threads: int
+    blocked: str = ""
+    """Why no item runs, or the memory cannot be read."""
     next: str
 
 
 def _status_view(response: StatusResponse) -> Iterator[ViewItem]:
     waiting = response.approvals + response.questions
     down = f", {len(response.down)} down: {', '.join(response.down)}" if response.down else ""
+    if response.blocked:
+        yield Data(f"! {response.blocked}")
     yield Data(f"{'!' if response.down else '✓'} {_count(response.servers, 'MCP server')}{down}")
     yield Data(f"✓ {_count(response.tools, 'item')} of your own")
     yield Data(f"{'!' if waiting else '✓'} {_count(waiting, 'question')} for you")
@@ -54,6 +61,7 @@ async def show_status(request: ProjectRequest, context: VerbContext) -> StatusRe
     tools, servers, down = await catalogs.near.do(catalogs.space_if_any(request.project_path), look)
     approvals = len(store.approvals().list(now, status="pending", limit=_MANY))
     questions = len(await stores.do(lambda: stores.questions.open(now)))
+    user = catalogs.space_if_any(request.project_path).user
     listed = await stores.do(lambda: stores.threads.list(ThreadFilter(limit=_MANY)))
     return StatusResponse(
         tools=tools,
@@ -62,8 +70,18 @@ async def show_status(request: ProjectRequest, context: VerbContext) -> StatusRe
         approvals=approvals,
         questions=questions,
         threads=sum(one.status not in ENDED for one in listed),
+        blocked=_blocked(user),
         next=_next_step(approvals, questions, down, servers=servers, tools=tools),
     )
+
+
+def _blocked(user: Path) -> str:
+    try:
+        memory_folder(user)
+    except Unavailable as error:
+        return f"{error.message} {error.suggestion}"
+    is_locked = home_config(user).auth_mode == "locked"
+    return "No item runs: `auth_mode` in config.yaml is `locked`." if is_locked else ""
 
 
 def _next_step(approvals: int, questions: int, down: list[str], *, servers: int, tools: int) -> str:
