@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.catalog.item_reader import load_bytes
+from kiwi_mcp.catalog.item_reader import bad_name, load_bytes
 from kiwi_mcp.catalog.item_writer import (
     MANIFEST_NAME,
     ItemDraft,
@@ -93,6 +93,8 @@ def new_item(item_id: str | None, words: JsonObject, item_type: str, sheets: Typ
         return tool_id, _single_file(stem, words, item_type, category, sheets)
     if spec := next((one for one in sheets.by_type.values() if one.format and one.format.file in files), None):
         own = spec.format.file if spec.format else ""
+        if not is_tool_id(tool_id):  # its folder is its name
+            raise InvalidManifest(tool_id[:140], [bad_name(tool_id)])
         return tool_id, ItemDraft(place_for(kind=spec.folder, category=category, name=stem), own, files)
     if MANIFEST_NAME not in files:
         named = {"tool_id": tool_id, **manifest, **({"category": category} if category else {})}
