@@ -125,10 +125,12 @@ async def test_a_client_reads_skills_as_prompts_and_resources(project: Path, tmp
 
 async def test_a_name_that_no_skill_can_have_is_named_as_it_was_written(kernel: Kernel) -> None:
     files = {"SKILL.md": "---\nname: Big_Name\ndescription: Fills forms\n---\nFill it.\n"}
-    request = {"item_type": "skill", "action": "create", "item_id": "Big_Name", "parameters": {"files": files}}
-    refused = (await kernel.call("execute", request, Caller(is_owner=True))).content
-    (issue,) = refused["issues"]
-    assert (refused["code"], issue["reason"].partition(":")[0]) == (
-        "invalid_manifest",
-        "'Big_Name' cannot name an item",
-    )
+    request: dict[str, Any] = {
+        "item_type": "skill",
+        "action": "create",
+        "item_id": "Big_Name",
+        "parameters": {"files": files},
+    }
+    refused: dict[str, Any] = dict((await kernel.call("execute", request, Caller(is_owner=True))).content)
+    assert refused["code"] == "invalid_manifest"
+    assert "'Big_Name' cannot name an item" in refused["message"]
