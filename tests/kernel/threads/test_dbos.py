@@ -262,7 +262,7 @@ def test_an_engine_without_its_package_is_refused_with_the_command_that_installs
 ) -> None:
     monkeypatch.delitem(sys.modules, "kiwi_mcp.engine.dbos", raising=False)
     monkeypatch.setitem(sys.modules, "dbos", None)
-    with pytest.raises(Unavailable, match="dbos needs a package") as refused:
+    with pytest.raises(Unavailable, match="dbos needs packages") as refused:
         open_engine("dbos", "sqlite:///nowhere.db", "owner", "process")
     assert "dbos>=3.3,<4" in refused.value.suggestion
 

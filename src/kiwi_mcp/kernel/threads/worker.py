@@ -68,8 +68,8 @@ def open_engine(name: str, url: str, owner: str, process: str) -> Engine:
         opened: Callable[[str, str, str], Engine] = import_module(f"kiwi_mcp.engine.{name}").open_engine
     except ImportError as error:
         raise Unavailable(
-            f"The engine {name} needs a package that is not installed: {error.name}.",
-            suggestion=f"Install it: {install_line(name)}.",
+            f"The engine {name} needs packages that are not installed, such as {error.name}.",
+            suggestion=f"Install them: {install_line(name)}.",
         ) from error
     return opened(url, owner, process)
 

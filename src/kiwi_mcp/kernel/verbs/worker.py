@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -9,6 +10,7 @@ from msgspec import Meta
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.threads.worker import Worker, WorkerOptions
 from kiwi_mcp.kernel.verb import OWNER, NameText, Option, Request, Response, verb
+from kiwi_mcp.kernel.view import Data, ViewItem
 
 
 class WorkerRequest(Request, frozen=True, kw_only=True):
@@ -32,7 +34,11 @@ class WorkerResponse(Response, frozen=True, kw_only=True):
     threads: int
 
 
-@verb("worker", access=OWNER, wire=("worker",), records=False, is_local=True)
+def _view(response: WorkerResponse) -> Iterator[ViewItem]:
+    yield Data(f"Threads that this worker ran: {response.threads}")
+
+
+@verb("worker", access=OWNER, wire=("worker",), records=False, is_local=True, shows=_view)
 async def worker(request: WorkerRequest, context: VerbContext) -> WorkerResponse:
     """Run the threads in the queue and serve schedules, until it is stopped."""
     options = WorkerOptions(
