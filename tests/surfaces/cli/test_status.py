@@ -41,6 +41,21 @@ def test_kiwi_alone_shows_first_steps_then_the_state_and_the_next_step(kiwi: Kiw
     assert state.err == "hint: `kiwi mcp refresh ghost` starts it again and says what is wrong.\n"
 
 
+@pytest.mark.usefixtures("sandbox")
+def test_kiwi_alone_names_both_commands_if_calls_and_threads_wait(kiwi: Kiwi, project: Path) -> None:
+    (project / ".ai" / "tools").mkdir(parents=True)
+    (project / ".ai" / "tools" / "asks.yaml").write_text(
+        "tool_id: asks\ntool_type: composite\nversion: 1.0.0\ndescription: Asks\n"
+        "config:\n  steps:\n    - {id: sure, ask: Sure?}\n"
+    )
+    assert kiwi("run", "asks").code == 9
+    assert kiwi("run", "memory_write", "path=AGENT.md", "content=hi").code == 6
+
+    state = kiwi()
+    assert "! 2 questions for you" in state.out
+    assert all(f"`kiwi {words}`" in state.err for words in ("approvals", "thread list --status waiting"))
+
+
 def test_help_and_your_own_tools_work_where_there_can_be_no_project(
     command: Kiwi, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,10 +85,11 @@ def _blocked(user: Path) -> str:
 
 
 def _next_step(approvals: int, questions: int, down: list[str], *, servers: int, tools: int) -> str:
+    asks = "`kiwi thread list --status waiting` shows the threads that ask you something."
     if approvals:
-        return "`kiwi approvals` shows what waits for your approval."
+        return f"`kiwi approvals` shows what waits for your approval{f'; {asks}' if questions else '.'}"
     if questions:
-        return "`kiwi thread list --status waiting` shows the threads that ask you something."
+        return asks
     if down:
         return f"`kiwi mcp refresh {down[0]}` starts it again and says what is wrong."
     if not servers:
