@@ -915,11 +915,13 @@ class ThreadWaiting(Conflict):
     def __init__(
         self, reason: str, *, waits_for: str, question_id: str = "", approvals: Sequence[str] = (), thread_id: str = ""
     ) -> None:
-        steps = [f"`kiwi thread answer {question_id} ANSWER`"] if question_id else []
+        is_start = waits_for == "start"
+        steps = [f"`kiwi thread answer {question_id} {'continue' if is_start else 'ANSWER'}`"] if question_id else []
         steps += [f"`kiwi approvals approve {one}`" for one in approvals]
+        shown = f"`kiwi thread watch {thread_id}` shows its program. " if is_start else ""
         super().__init__(
             reason,
-            suggestion=f"The owner types {' and '.join(steps)}." if steps else "Wait for its children.",
+            suggestion=f"{shown}The owner types {' and '.join(steps)}." if steps else "Wait for its children.",
             waits_for=waits_for,
             question_id=question_id,
             approvals=list(approvals),

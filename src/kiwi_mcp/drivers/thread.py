@@ -36,7 +36,8 @@ class ThreadItem(Native):
         if answer.get("status") == "waiting":
             approvals = as_list(answer.get("approvals"))
             question = next(map(as_object, as_list(answer.get("questions"))), {})
-            asked = f": {text.partition(chr(10))[0][:200]}" if (text := as_text(question.get("message"))) else "."
+            first = as_text(question.get("message")).partition("\n")[0][:200].removesuffix(" Its program:")
+            asked = f": {first}" if first else "."
             raise ThreadWaiting(
                 f"The thread {answer.get('thread_id')} waits for {answer.get('waits_for')}{asked}",
                 waits_for=as_text(answer.get("waits_for")),

@@ -48,7 +48,8 @@ def test_kiwi_alone_names_both_commands_if_calls_and_threads_wait(kiwi: Kiwi, pr
         "tool_id: asks\ntool_type: composite\nversion: 1.0.0\ndescription: Asks\n"
         "config:\n  steps:\n    - {id: sure, ask: Sure?}\n"
     )
-    assert kiwi("run", "asks").code == 9
+    started = kiwi("run", "asks")
+    assert (started.code, "Its program:" in started.err, " continue`." in started.err) == (9, False, True)
     assert kiwi("run", "memory_write", "path=AGENT.md", "content=hi").code == 6
 
     state = kiwi()
