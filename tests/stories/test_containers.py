@@ -9,7 +9,7 @@ import subprocess
 import tarfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -81,7 +81,8 @@ def at_loopback() -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def hang_up() -> None:
-            server.accept()[0].close()
+            with suppress(OSError):  # nobody connected
+                server.accept()[0].close()
 
         threading.Thread(target=hang_up, daemon=True).start()
         yield server.getsockname()[1]

@@ -128,7 +128,7 @@ def test_a_remote_has_a_name_and_is_shown_without_secrets(ann: Machine, bob: Mac
             "registry": "",
             "actor": "ann",
             "namespaces": ["acme", "public"],
-            "versions": 40,
+            "versions": 52,
             "remotes": ["share", "team"],
         }
     )

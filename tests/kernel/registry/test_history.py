@@ -227,7 +227,7 @@ def test_lists_are_filtered_and_limited(ann: Machine) -> None:
     assert ann.refused("list", words={"tool_type": "bash"}) == "not_found"
     assert ann.refused("list", words={"namespace": "nobodys"}) == "not_found"
     assert "Did you mean `script`" in str(ann.try_to("list", words={"tool_type": "scrpt"}).content["suggestion"])
-    assert names(tool_type="script") == ["tick", "tock"]
+    assert names(tool_type="script", namespace="acme") == ["tick", "tock"]
     assert names(limit=1) == ["tick"]
     assert "more than 1" in str(ann.do("list", words={"limit": 1})["suggestion"])
 
