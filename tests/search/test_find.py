@@ -240,7 +240,7 @@ def test_two_items_of_one_name_are_found_loaded_called_permitted_and_recorded_se
     serve("tracker", search="Search the issues of a project")
     serve("library", search="Search the books of a library")
 
-    both = cards(search(ask, "search"))
+    both = cards(search(ask, "search", source="mcp"))
     assert {card["full_name"] for card in both} == {"mcp/tracker/search", "mcp/library/search"}
     assert cards(search(ask, "search books"))[0]["full_name"] == "mcp/library/search"
     assert [card["identity"] for card in cards(search(ask, "search", server="tracker"))] == ["mcp/tracker/search@1.2.0"]
@@ -253,7 +253,7 @@ def test_two_items_of_one_name_are_found_loaded_called_permitted_and_recorded_se
         )
         assert not ask("execute", item_id=name).is_error
     (home / ".ai" / "policy.yaml").write_text("items: {allow: ['*'], deny: ['mcp/library/*']}\n")
-    assert {card["full_name"]: card.get("permitted", True) for card in cards(search(ask, "search"))} == {
+    assert {card["full_name"]: card.get("permitted", True) for card in cards(search(ask, "search", source="mcp"))} == {
         "mcp/tracker/search": True,
         "mcp/library/search": False,
     }
@@ -350,3 +350,15 @@ def test_with_unreadable_rules_only_the_owner_sees_items(machine: Machine, verb:
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path / "ann")
+
+
+def test_built_in_items_that_match_well_fill_the_places_behind_the_owners(ask: Ask) -> None:
+    found = cards(search(ask, "read a text file of the project"))
+    sources = [as_text(card["source"]) for card in found]
+    own = len(sources) - sources.count("builtin")
+    assert own > 0
+    assert set(sources[own:]) == {"builtin"}
+    assert found[own]["identity"] == "builtin/kiwi/files_read@1.0.0"
+    assert {"runtime", "primitive"}.isdisjoint(as_text(card["tool_type"]) for card in found)
+    assert "builtin" not in {card["source"] for card in cards(search(ask, "read a text file", limit=own))}
+    assert "builtin" not in {card["source"] for card in cards(search(ask, "find the way between two cities"))}

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import get_args
 
+import msgspec
 from msgspec import Struct
 
 from kiwi_mcp.catalog.catalog import Catalog
@@ -61,6 +62,10 @@ _MAX_WORDS = 4
 """How many matching words of a card are reported, the rarest first."""
 _WEAK, _WEAK_BY_WORDS = 0.25, 0.28
 """Below this score, in two of three queries of our own corpus, the best card is wrong or there is no right one."""
+_SURE = 0.6
+"""From this score on, a built-in item is shown behind the items of the owner."""
+_OF_NOTHING = frozenset({"note", "suggestion", "close"})
+"""The fields of a response that are advice to one who found nothing."""
 _SORTED = 100
 """How many of the best hits are sorted by name or date."""
 _CLOSE = 5
@@ -366,7 +371,26 @@ def _find(
             is_server=is_server,
             has_project=has_project(catalog.space),
         )
-    return response
+    own = as_list(response["results"])
+    free = request.limit - len(own)
+    if request.source != "local" or is_browsing(request) or free <= 0:
+        return response
+    asked = msgspec.structs.replace(request, source="builtin", limit=free, with_schema=request.with_schema and not own)
+    return _with_built_in(response, _find(asked, catalog, indexes, rights, recall), catalog)
+
+
+def _with_built_in(response: JsonObject, found: JsonObject, catalog: Catalog) -> JsonObject:
+    """Return a response with built-in items in its free places: those that can be run and match well."""
+    own = as_list(response["results"])
+    more = [
+        one
+        for one in map(as_object, as_list(found["results"]))
+        if catalog.sheets.traits(as_text(one["tool_type"])).driver and float(text_of(one["score"])) >= _SURE
+    ]
+    if not more:
+        return response
+    kept = {key: value for key, value in response.items() if own or key not in _OF_NOTHING}
+    return {**kept, "results": [*own, *more], "total": int(text_of(response["total"])) + len(more)}
 
 
 def _is_no_server(is_server: Callable[[Card], bool], keeps: Callable[[Card], bool] | None, card: Card) -> bool:
