@@ -63,7 +63,7 @@ _MAX_WORDS = 4
 _WEAK, _WEAK_BY_WORDS = 0.25, 0.28
 """Below this score, in two of three queries of our own corpus, the best card is wrong or there is no right one."""
 _SURE = 0.6
-"""From this score on, a built-in item is shown behind the items of the owner."""
+"""From this score on an item matches well. If none of the owner's does, built-in items that do follow them."""
 _OF_NOTHING = frozenset({"note", "suggestion", "close"})
 """The fields of a response that are advice to one who found nothing."""
 _SORTED = 100
@@ -373,10 +373,14 @@ def _find(
         )
     own = as_list(response["results"])
     free = request.limit - len(own)
-    if request.source != "local" or is_browsing(request) or free <= 0:
+    if request.source != "local" or is_browsing(request) or free <= 0 or any(map(_is_sure, own)):
         return response
     asked = msgspec.structs.replace(request, source="builtin", limit=free, with_schema=request.with_schema and not own)
     return _with_built_in(response, _find(asked, catalog, indexes, rights, recall), catalog)
+
+
+def _is_sure(result: Json) -> bool:
+    return float(text_of(as_object(result)["score"])) >= _SURE
 
 
 def _with_built_in(response: JsonObject, found: JsonObject, catalog: Catalog) -> JsonObject:
@@ -385,7 +389,7 @@ def _with_built_in(response: JsonObject, found: JsonObject, catalog: Catalog) ->
     more = [
         one
         for one in map(as_object, as_list(found["results"]))
-        if catalog.sheets.traits(as_text(one["tool_type"])).driver and float(text_of(one["score"])) >= _SURE
+        if catalog.sheets.traits(as_text(one["tool_type"])).driver and _is_sure(one)
     ]
     if not more:
         return response
