@@ -23,7 +23,7 @@ from peers import KIWI, STARTED, Place
 from starts import HANDSHAKE
 
 KNOWN = (10, 1_000, 10_000)
-SECTION = "What a conversation costs a model"
+SECTION = "Token cost of a conversation"
 ABOUT = """\
 A model that finds, loads and calls a tool through Kiwi, with all that it is told and says for that, against one that is
 sent every definition and calls the tool. Tokens, as Kiwi estimates them within a tenth, and bytes in brackets. Budget:

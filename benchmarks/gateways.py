@@ -156,7 +156,10 @@ async def take_turns(opened: Sequence[Open], turns: int) -> list[Row]:
     for turn in range(turns + 1):
         for many in AT_ONCE:
             for way in opened:
-                taken = await spell(way.line, way.used, at_once=many, seconds=_SECONDS)
+                try:
+                    taken = await spell(way.line, way.used, at_once=many, seconds=_SECONDS)
+                except TimeoutError as error:
+                    raise TimeoutError(f"{way.name} did not answer {many} calls at once in time") from error
                 if turn:  # the first one warms up
                     spells[way.name, many].append(taken)
     return [_row(way.name, [spells[way.name, many] for many in AT_ONCE]) for way in opened]
