@@ -188,8 +188,8 @@ def under_load(title: str, about: str, rows: Sequence[gateways.Row]) -> str:
     lines = [f"## {title}", "", about, "", f"| way | {' | '.join(heads)} |"]
     lines += ["|---" * (len(heads) + 1) + "|"]
     for row in rows:
-        figures = [_figure(number) for number in (*row.middle_ms, *row.cpu_ms)]
-        lines.append(f"| {row.name} | {' | '.join(figures)} | {row.rate[-1]:,.0f} |")
+        figures = [*(_figure(number) for number in (*row.middle_ms, *row.cpu_ms)), f"{row.rate[-1]:,.0f}"]
+        lines.append(f"| {row.name} | {' | '.join('no answer' if one == 'nan' else one for one in figures)} |")
     return "\n".join(lines) + "\n"
 
 
