@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, AnyStr, cast
 
 
@@ -22,3 +24,14 @@ class LazyPattern:
 def lazy_pattern(text: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
     """Return a pattern for a module that many commands import and few use; compiling it takes a millisecond or so."""
     return cast("re.Pattern[AnyStr]", LazyPattern(text, flags))
+
+
+@contextmanager
+def compiled_later() -> Iterator[None]:
+    """Import modules of others in this block, and compile the patterns that they define when they are first used."""
+    compile_now = re.compile
+    re.compile = lazy_pattern  # type: ignore[assignment]  # restored below; one thread imports at the start
+    try:
+        yield
+    finally:
+        re.compile = compile_now

@@ -117,7 +117,8 @@ def bind(run: Run, context: Context) -> None:
     prepared = known.get(call, context.caller.name, context.catalog, context.rights)
     if prepared is None:
         bind_anew(run, context)
-        known.put(call, context.caller.name, context.catalog, context.rights, partial(prepare_again, run, context))
+        again = partial(prepare_again, run, context)
+        known.put(call, context.caller.name, context.catalog, context.rights, run.prepared.chain, again)
         return
     tool = prepared.chain.tool
     bind_plan(run, prepared, accept(tool.id, tool.manifest.parameters, call.parameters), context)

@@ -113,17 +113,22 @@ class PreparedItems:
             return None
         return entry.prepared
 
-    def put(self, call: Call, caller: str, catalog: Catalog, rights: Rights, prepare: Callable[[], Prepared]) -> None:
-        """Keep the item of a call that was prepared twice without a change in between.
+    def put(
+        self, call: Call, caller: str, catalog: Catalog, rights: Rights, chain: Chain, prepare: Callable[[], Prepared]
+    ) -> None:
+        """Keep the item of a call whose chain was prepared twice without a change in between.
 
         It is prepared once more after all that it depends on is watched: a change before that is seen by this, a change
         after it by the watch.
         """
         key = (call.tool_id, call.item_type, call.is_frozen, caller)
-        chain = catalog.resolve(call.tool_id, item_type=call.item_type)
-        if self._seen.get(key) is not chain or self._store.state() != self._store.state():
+        if key not in self._seen:
             if len(self._seen) >= _KEPT:
                 self._seen.clear()
+            self._seen[key] = chain
+            return
+        chain = catalog.resolve(call.tool_id, item_type=call.item_type)
+        if self._seen[key] is not chain or self._store.state() != self._store.state():
             self._seen[key] = chain
             return
         space = catalog.space

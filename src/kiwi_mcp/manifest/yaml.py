@@ -6,23 +6,11 @@ import math
 import re
 from collections.abc import Iterator
 
-import yaml
 from msgspec import Struct, field
-from yaml.cyaml import CSafeLoader
-from yaml.events import (
-    AliasEvent,
-    DocumentStartEvent,
-    Event,
-    MappingEndEvent,
-    MappingStartEvent,
-    ScalarEvent,
-    SequenceEndEvent,
-    SequenceStartEvent,
-    StreamEndEvent,
-)
 
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.json import Json
+from kiwi_mcp.domain.patterns import compiled_later
 from kiwi_mcp.manifest.document import (
     BAD_TEXT,
     MAX_BYTES,
@@ -36,6 +24,22 @@ from kiwi_mcp.manifest.document import (
     readable,
     refuse,
 )
+
+# Only the C parser is used; compiling the patterns of the Python one takes a twentieth of the time of a command.
+with compiled_later():
+    import yaml
+    from yaml.cyaml import CSafeLoader
+    from yaml.events import (
+        AliasEvent,
+        DocumentStartEvent,
+        Event,
+        MappingEndEvent,
+        MappingStartEvent,
+        ScalarEvent,
+        SequenceEndEvent,
+        SequenceStartEvent,
+        StreamEndEvent,
+    )
 
 _CORE = "tag:yaml.org,2002:"
 _WORDS: dict[str, bool | None] = {
