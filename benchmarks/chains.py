@@ -14,7 +14,7 @@ from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.kernel.context import Context, Services
 from kiwi_mcp.kernel.mcp_servers import check_server
 from kiwi_mcp.kernel.pipeline import plan_call
-from kiwi_mcp.policy.rights import OwnerAuthority
+from kiwi_mcp.policy.policy_files import OwnerAuthority
 from measure import Case, Measured, interleaved
 
 _CALLS = 200

@@ -58,7 +58,7 @@ from kiwi_mcp.kernel.pipeline import plan_call
 from kiwi_mcp.kernel.recorder import Run
 from kiwi_mcp.kernel.verbs import find_verb
 from kiwi_mcp.policy.isolation import IsolationDecision, decide_isolation
-from kiwi_mcp.policy.rights import rights_of
+from kiwi_mcp.policy.policy_files import rights_of
 from kiwi_mcp.store.receipts import ReceiptFilter
 from kiwi_mcp.store.runs import RunFilter, new_run
 

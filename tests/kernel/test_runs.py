@@ -28,7 +28,7 @@ from kiwi_mcp.kernel.recorder import Run
 from kiwi_mcp.kernel.verb import parse
 from kiwi_mcp.kernel.verbs.runs import RunShowRequest, RunsListRequest, listed, pruned, shown
 from kiwi_mcp.policy.isolation import IsolationDecision, decide_isolation
-from kiwi_mcp.policy.rights import OwnerAuthority
+from kiwi_mcp.policy.policy_files import OwnerAuthority
 from kiwi_mcp.store.database import Database
 from kiwi_mcp.store.outputs import INLINE_LIMIT, PREVIEW, read_page, read_record
 from kiwi_mcp.store.runs import RunFilter, RunRetention, Runs

@@ -20,10 +20,17 @@ from keyring.compat import properties
 from kiwi_mcp.domain.errors import StoreDamaged, StoreUnavailable
 from kiwi_mcp.domain.secret import Secret
 from kiwi_mcp.primitives.secrets import key_storage
-from kiwi_mcp.primitives.secrets.key_storage import SEALS, Seal, is_behind_passphrase, sealed_by
+from kiwi_mcp.primitives.secrets.key_storage import (
+    SEALS,
+    Seal,
+    _from_keyring,
+    is_behind_passphrase,
+    move_key,
+    sealed_by,
+    vault_key,
+)
 from kiwi_mcp.primitives.secrets.reveal import SecretScope
 from kiwi_mcp.primitives.secrets.store import SecretStore
-from kiwi_mcp.primitives.secrets.store_key import _from_keyring, move_key, vault_key
 
 VALUE = "s3cret-value-of-mail"
 PASSPHRASE = b"correct horse battery"
@@ -206,7 +213,7 @@ def test_an_invalid_passphrase_converts_nothing(
 
 def test_a_missing_passphrase_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begin_old(tmp_path, "secrets.salt")
-    monkeypatch.setattr("kiwi_mcp.primitives.secrets.store_key._PASSPHRASE_TIMEOUT", 0.1)
+    monkeypatch.setattr("kiwi_mcp.primitives.secrets.key_storage._PASSPHRASE_TIMEOUT", 0.1)
     reading, writing = os.pipe()
     monkeypatch.setenv("KIWI_PASSPHRASE_FD", str(reading))
     with pytest.raises(StoreUnavailable, match="nothing came"):

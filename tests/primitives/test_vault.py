@@ -18,9 +18,9 @@ from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.secret import Secret
 from kiwi_mcp.primitives.secrets.encrypted_records import EncryptedRecord, EncryptedRecords
 from kiwi_mcp.primitives.secrets.grants import SecretGrant, StoredSecret
+from kiwi_mcp.primitives.secrets.key_storage import vault_key
 from kiwi_mcp.primitives.secrets.reveal import SecretScope
 from kiwi_mcp.primitives.secrets.store import MOST_GRANTS, SecretStore
-from kiwi_mcp.primitives.secrets.store_key import vault_key
 
 VALUE, OTHER = "s3cret-value-of-mail", "an0ther-value-of-bank"
 

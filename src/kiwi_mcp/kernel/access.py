@@ -23,8 +23,7 @@ from kiwi_mcp.domain.grants import Deny, Grant
 from kiwi_mcp.domain.items import ItemType, Source
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.verb import Access, Request, Verb
-from kiwi_mcp.policy.policy_files import refuse_unlisted
-from kiwi_mcp.policy.rights import ask
+from kiwi_mcp.policy.policy_files import ask, refuse_unlisted
 
 _LOOKING = frozenset({"search", "load", "help", "doctor"})
 """What the owner may ask while the policy cannot be read, so as to find out why nothing runs."""

@@ -37,7 +37,6 @@ from kiwi_mcp.policy.approval_rules import (
     matching_rule,
     reasons,
     waits_first,
-    writes_and_sends,
 )
 from kiwi_mcp.policy.isolation import known_as
 from kiwi_mcp.primitives.secrets.redaction import without_secrets
@@ -87,7 +86,7 @@ class ApprovalGate(Struct, frozen=True):
             return NO_NEED
         # Text from outside that the caller was given before may have asked for the call.
         has_read_others = self.context.caller.reader in self.context.services.tainted_callers
-        is_tainted = has_read_others and writes_and_sends(touches)
+        is_tainted = has_read_others and bool(touches.writes and touches.sends)
         response = reasons(touches, first.values(), is_tainted=is_tainted, packages=installed(plan))
         return ApprovalNeed(touches, tuple(first), response, is_tainted) if response else NO_NEED
 

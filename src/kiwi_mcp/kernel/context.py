@@ -37,7 +37,7 @@ from kiwi_mcp.kernel.tool_list import ToolListCache
 from kiwi_mcp.kernel.verb import Answer
 from kiwi_mcp.manifest.files import OwnerStamp, owner_stamp
 from kiwi_mcp.manifest.home_config import FILE_NAME as CONFIG
-from kiwi_mcp.policy.rights import Authority, ask
+from kiwi_mcp.policy.policy_files import Authority, ask
 from kiwi_mcp.policy.secret_access import every_value
 from kiwi_mcp.policy.tokens import TokenStore
 from kiwi_mcp.search.recall_log import RecallAccess, RecallLog

@@ -50,8 +50,8 @@ from kiwi_mcp.kernel.verb import (
 )
 from kiwi_mcp.kernel.verbs import BY_NAME, find_verb
 from kiwi_mcp.manifest.signatures import sidecar, signature_form, split
+from kiwi_mcp.policy.policy_files import Authority, OwnerAuthority, ask
 from kiwi_mcp.policy.preferences import owner_preferences
-from kiwi_mcp.policy.rights import Authority, OwnerAuthority, ask
 from kiwi_mcp.store.tasks import Tasks
 
 _log = logging.getLogger("kiwi")

@@ -57,7 +57,7 @@ from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.templates import defaulted, variables
 from kiwi_mcp.policy.authorize import permit
 from kiwi_mcp.policy.isolation import Judge, server_profile
-from kiwi_mcp.policy.rights import rights_of
+from kiwi_mcp.policy.policy_files import rights_of
 from kiwi_mcp.policy.secret_access import holder_of, secrets_for
 from kiwi_mcp.primitives.secrets.redaction import redacted
 from kiwi_mcp.primitives.secrets.reveal import Revealed

@@ -11,7 +11,7 @@ from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.grants import Deny, Grant, Rights, Rules, Verdict
 from kiwi_mcp.domain.items import Needs, Tool
 from kiwi_mcp.domain.mcp import Offers
-from kiwi_mcp.policy.rights import rights_of
+from kiwi_mcp.policy.policy_files import rights_of
 
 _EVERY = Grant().items
 """The rules about items where none are written."""

@@ -35,8 +35,7 @@ from kiwi_mcp.kernel.recorder import CallRecord, Run
 from kiwi_mcp.manifest.outputs import output_faults
 from kiwi_mcp.manifest.parameters import accept
 from kiwi_mcp.policy.approval_rules import hinted_effect, returns_untrusted_text
-from kiwi_mcp.policy.authorize import failed_condition, permit, rates_of, use_verdicts, verify
-from kiwi_mcp.policy.file_tools import with_file
+from kiwi_mcp.policy.authorize import failed_condition, permit, rates_of, use_verdicts, verify, with_file
 from kiwi_mcp.policy.isolation import Judge, isolate, names_code
 from kiwi_mcp.policy.policy_files import owner_policy
 from kiwi_mcp.policy.secret_access import holder_of, secrets_for

@@ -14,7 +14,7 @@ from kiwi_mcp.manifest.signatures import DETACHED, has_sidecar, line, sidecar, s
 from kiwi_mcp.manifest.trust import FILE_NAME, LOCAL, TrustedKey, owner_trust
 from kiwi_mcp.policy.secret_access import vault_folder
 from kiwi_mcp.primitives.secrets.encrypted_records import KeyPairs
-from kiwi_mcp.primitives.secrets.store_key import vault_key
+from kiwi_mcp.primitives.secrets.key_storage import vault_key
 
 KEYS_FOLDER = "keys"
 """Where the private keys are, beside the secrets."""

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -23,9 +22,6 @@ from kiwi_mcp.manifest.signatures import fingerprint, matches_key
 from kiwi_mcp.manifest.trust import ReleaseTrust, Trusted, TrustedKey, scope_of
 from kiwi_mcp.manifest.trust_file import TrustFile, rotated
 from kiwi_mcp.policy.policy_files import refuse_unlisted
-
-TrustOf: TypeAlias = Callable[[Release, Trusted], ReleaseTrust]
-"""Returns who signed a release, given the trusted keys."""
 
 _LISTED, _MOST = 20, 100
 """The maximum number of versions in a sentence, and in a response."""
@@ -105,7 +101,7 @@ class Admission:
         self,
         user: Path,
         consent: PullConsent,
-        trust_of: TrustOf,
+        trust_of: Callable[[Release, Trusted], ReleaseTrust],
         *,
         own: Sequence[str] = (),
         published: Sequence[str] = (),
@@ -115,6 +111,7 @@ class Admission:
         self._file = TrustFile(user)
         self._consent = consent
         self._trust_of = trust_of
+        """Returns who signed a release, given the trusted keys."""
         self._own, self._published = own, published
         self._is_latest = is_latest
         """Whether the newest version was asked for, so that an older one is a rollback."""
@@ -130,7 +127,13 @@ class Admission:
         for version in self.incoming:
             if refusal := self._refusal(version):
                 raise refusal
-        self._refuse_rollback(self.incoming[-1])  # the others are its dependencies
+        newest = self.incoming[-1]  # the others are its dependencies
+        highest = Version.parse(self._file.now().versions.get(newest.item, ""))
+        number = Version.parse(newest.name.version)
+        is_older = self._is_latest and highest is not None and number is not None and number < highest
+        if is_older and not self._consent.rollback:
+            reason = f"it is offered as the newest version, but {highest} was installed before"
+            raise _refused(newest, reason, "Name the exact version, or add `--allow-rollback`.")
         doubts = [one for one in self.incoming if self._is_doubtful(one)]
         for version in doubts:
             if len({one.key for one in doubts if one.key and one.scope == version.scope}) > 1:
@@ -180,21 +183,20 @@ class Admission:
         )
 
     def _incoming_versions(self, releases: Sequence[Release]) -> list[IncomingVersion]:
-        trusted = self._file.now()
-        return [self._incoming(release, trusted) for release in releases]
-
-    def _incoming(self, release: Release, trusted: Trusted) -> IncomingVersion:
-        """Return a version with its signer. If a trusted key handed over to another key, that one is trusted too."""
-        version = IncomingVersion(release, self._trust_of(release, trusted))
-        pinned = trusted.pinned(*release.name.item)
-        is_unknown = version.signed.trust == "unknown_key" and not self._is_planned
-        if is_unknown and (path := rotated(pinned, version.key, version.signed.rotations)):
-            self._file.pin(version.scope, [TrustedKey(step.new, _now(), how="rotation") for step in path])
-            self.warnings.append(
-                f"{version.scope} signs with another key, {fingerprint(version.key)}, as the old one says"
-            )
-            return IncomingVersion(release, self._trust_of(release, self._file.now()))
-        return version
+        """Return versions with their signers. If a trusted key handed over to another key, that one is trusted too."""
+        trusted, incoming = self._file.now(), list[IncomingVersion]()
+        for release in releases:
+            version = IncomingVersion(release, self._trust_of(release, trusted))
+            pinned = trusted.pinned(*release.name.item)
+            is_unknown = version.signed.trust == "unknown_key" and not self._is_planned
+            if is_unknown and (path := rotated(pinned, version.key, version.signed.rotations)):
+                self._file.pin(version.scope, [TrustedKey(step.new, _now(), how="rotation") for step in path])
+                self.warnings.append(
+                    f"{version.scope} signs with another key, {fingerprint(version.key)}, as the old one says"
+                )
+                version = IncomingVersion(release, self._trust_of(release, self._file.now()))
+            incoming.append(version)
+        return incoming
 
     def _refusal(self, version: IncomingVersion) -> KiwiError | None:
         """Return why a version is refused whatever the owner allowed."""
@@ -219,14 +221,6 @@ class Admission:
         if version.is_unsigned and (pinned or was_signed):
             return _refused(version, f"it is not signed, and {version.scope} signs with {known}", "Do not use it.")
         return None
-
-    def _refuse_rollback(self, version: IncomingVersion) -> None:
-        highest = Version.parse(self._file.now().versions.get(version.item, ""))
-        number = Version.parse(version.name.version)
-        is_older = self._is_latest and highest is not None and number is not None and number < highest
-        if is_older and not self._consent.rollback:
-            reason = f"it is offered as the newest version, but {highest} was installed before"
-            raise _refused(version, reason, "Name the exact version, or add `--allow-rollback`.")
 
     def _is_doubtful(self, version: IncomingVersion) -> bool:
         is_accepted = self._file.now().accepted.get(str(version.name)) == version.release.digest
@@ -302,24 +296,20 @@ def lookalikes(scope: str, trusted: Trusted, own: Iterable[str] = (), published:
 
 
 def looks_like(one: str, other: str) -> bool:
-    """Whether two names look alike: equal except for letters that look alike, or for one letter."""
-    first, second = _simplified(one), _simplified(other)
-    return first == second or (min(len(first), len(second)) >= _SHORT and _is_near(first, second))
+    """Whether two names look alike: equal but for similar letters, for one letter, or for two that changed places."""
+    short, long = sorted((_simplified(one), _simplified(other)), key=len)
+    if short == long:
+        return True
+    if len(short) < _SHORT or len(long) - len(short) > 1:
+        return False
+    at = next((place for place, letter in enumerate(short) if letter != long[place]), len(short))
+    if len(short) < len(long):
+        return short[at:] == long[at + 1 :]
+    is_swapped = short[at : at + 2] == long[at : at + 2][::-1] and short[at + 2 :] == long[at + 2 :]
+    return short[at + 1 :] == long[at + 1 :] or is_swapped
 
 
 def _simplified(name: str) -> str:
     for letters, simple in _ALIKE:
         name = name.replace(letters, simple)
     return name
-
-
-def _is_near(one: str, other: str) -> bool:
-    """Whether the names differ by one letter, or by two neighbouring letters that changed places."""
-    if abs(len(one) - len(other)) > 1:
-        return False
-    short, long = sorted((one, other), key=len)
-    at = next((place for place, letter in enumerate(short) if letter != long[place]), len(short))
-    if len(short) < len(long):
-        return short[at:] == long[at + 1 :]
-    is_swapped = short[at : at + 2] == long[at : at + 2][::-1] and short[at + 2 :] == long[at + 2 :]
-    return short[at + 1 :] == long[at + 1 :] or is_swapped

@@ -16,7 +16,7 @@ _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _LAX = frozenset({"trusted", "standard"})
 """The levels that keep a process from nothing that the owner could change."""
 _NOTHING = Effects()
-_OF_PROJECT = "project/"
+
 _STRANGE = frozenset({"unknown", "known_publisher", "mcp_server"})
 _FIRST_RUN: Mapping[Provenance, str] = {
     "model_written": "a model wrote",
@@ -84,11 +84,6 @@ def returns_untrusted_text(plan: Plan, chain: Chain) -> bool:
     return plan.profile is not None and (bool(plan.profile.hosts) or plan.profile.provenance in _STRANGE)
 
 
-def writes_and_sends(touches: Effects) -> bool:
-    """Whether a plan may both change the owner's files and send data out."""
-    return bool(touches.writes and touches.sends)
-
-
 def installed(plan: Plan) -> tuple[str, ...]:
     """Return the packages that are installed for a plan."""
     return tuple(map(text_of, as_list(as_object(plan.facts.get("environment")).get("packages"))))
@@ -136,23 +131,22 @@ def matching_rule(
     `contents` are the digests of the content that it has: a rule with a digest needs one of them. `scopes` are those of
     its caller: a rule with a scope needs one of them.
     """
-    scoped = (rule for rule in rules if not rule.scope or rule.scope in scopes)
-    holding = (rule for rule in scoped if _holds(rule, actor, project, contents, now))
-    return next((rule for rule in holding if _covers(rule, plan, touches)), None)
+    for rule in rules:
+        holds = (
+            (not rule.scope or rule.scope in scopes)
+            and (rule.expires_at is None or now < rule.expires_at)
+            and rule.actor in {"", actor}
+            and (not rule.digest or rule.digest in contents)
+            and (rule.project == project or not (rule.project or is_of_project(rule.item)))
+        )
+        if holds and _covers(rule, plan, touches):
+            return rule
+    return None
 
 
 def is_of_project(item: str) -> bool:
     """Whether a name, or a pattern of names, is about items of a project: they are other ones in each."""
-    return item.startswith(_OF_PROJECT)
-
-
-def _holds(rule: ApprovalRule, actor: str, project: str, contents: Collection[str], now: int) -> bool:
-    return (
-        (rule.expires_at is None or now < rule.expires_at)
-        and rule.actor in {"", actor}
-        and (not rule.digest or rule.digest in contents)
-        and (rule.project == project or not (rule.project or is_of_project(rule.item)))
-    )
+    return item.startswith("project/")
 
 
 def _covers(rule: ApprovalRule, plan: Plan, touches: Effects) -> bool:

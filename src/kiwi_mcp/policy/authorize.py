@@ -1,4 +1,4 @@
-"""Verify a chain; rights and conditions against a plan."""
+"""Verify a chain; rights, conditions and reserved paths against a plan."""
 
 from __future__ import annotations
 
@@ -12,18 +12,28 @@ from urllib.parse import unquote, urlsplit
 
 from msgspec.structs import replace
 
-from kiwi_mcp.domain.errors import IntegrityMismatch, InvalidManifest, LockMismatch, SignatureRefused
+from kiwi_mcp.domain.calls import Space
+from kiwi_mcp.domain.errors import (
+    IntegrityMismatch,
+    InvalidManifest,
+    LockMismatch,
+    PolicyDenied,
+    ReservedPath,
+    SignatureRefused,
+)
 from kiwi_mcp.domain.globs import fits_item, fits_path
 from kiwi_mcp.domain.grants import Allow, Condition, Deny, ResourceKind, Rights, Verdict
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain, Tool
-from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
 from kiwi_mcp.domain.patterns import lazy_pattern
-from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
+from kiwi_mcp.domain.plan import ChangeSpec, HttpSpec, Plan, ProcessSpec
 from kiwi_mcp.manifest.json_schema import faults, schema_faults
 from kiwi_mcp.manifest.names import did_you_mean
+from kiwi_mcp.memory.files import change_of, plain_parts, version_of
 from kiwi_mcp.policy.needs import anchored
 from kiwi_mcp.primitives.http.addresses import PORTS, host_port
+from kiwi_mcp.sandbox.levels import base_profile
 
 
 def verify(
@@ -80,6 +90,35 @@ def permit(plan: Plan, rights: Rights) -> Plan:
         redirects = spec.max_redirects if all(grant.is_public for grant in rights.grants) else 0
         return replace(plan, spec=replace(spec, granted=hosts.allow, denied=hosts.deny, max_redirects=redirects))
     return plan
+
+
+_CHANGES = frozenset({"write", "edit", "delete"})
+_ORDINARY = frozenset({".dockerignore", ".editorconfig", ".gitignore"})
+"""Names with a dot in front that a tool may change: they start no program."""
+
+
+def with_file(plan: Plan, chain: Chain, space: Space) -> Plan:
+    """Return the plan of a file tool with the one change that it makes, if any; other plans stay as they are."""
+    tool = chain.tool
+    # Only built-in code is known to make no other change than the one shown.
+    if not tool.origin.is_built_in or not (action := as_text(tool.manifest.config.get("file"))):
+        return plan
+    path, is_change = as_text(plan.inputs.get("path")), action in _CHANGES
+    for part in plain_parts(path):
+        if (part.startswith(".") and part not in _ORDINARY) or (is_change and base_profile().is_protected(part)):
+            raise ReservedPath(path)
+    if not is_change or not isinstance(plan.spec, ProcessSpec):
+        return plan
+    root = Path(os.path.realpath(space.project))
+    if plan.profile and any((root / path).is_relative_to(hidden) for hidden in plan.profile.hidden):
+        raise PolicyDenied(f"A rule of the owner denies {path!r}.", suggestion="Choose another path.")
+    change = change_of(root, action, plan.inputs, tool.id)
+    shown = ChangeSpec(str(root / path), version_of(change.before), change.diff())
+    # The process ends without a change if the file is no longer the version that was approved.
+    given = {**plan.inputs, "expected_version": shown.version}
+    spec = replace(plan.spec, stdin=compact(given).encode())
+    facts = {**plan.facts, "change": {"path": shown.path, "version": shown.version, "diff": shown.diff}}
+    return replace(plan, spec=spec, facts=facts, change=shown)
 
 
 def authorize(plan: Plan, rights: Rights) -> Verdict:
@@ -234,19 +273,15 @@ def _offences(condition: Condition, inputs: JsonObject | None, project: Path, no
     for name, bound in condition.parameters.items():
         rule = as_object(bound)
         if _PATH in rule:
-            yield from _path_offence(name, as_text(rule[_PATH]), inputs.get(name), project)
+            pattern, value = as_text(rule[_PATH]), inputs.get(name)
+            base = os.path.realpath(project)
+            # Links and `..` are resolved first.
+            real = os.path.realpath(Path(base, value)) if isinstance(value, str) and "\0" not in value else None
+            if real is None:
+                yield f"the parameter `{name}` must be a path below {pattern!r}"
+            elif not any(fits_path(one, real) for one in anchored(pattern, base)):
+                yield f"`{name}` is not a path below {pattern!r}"
         elif name not in inputs:
             yield f"the parameter `{name}` is bounded, and must be given"
         else:
             yield from (f"`{name}` {issue.reason}" for issue in faults(rule, inputs[name], place=name))
-
-
-def _path_offence(name: str, pattern: str, value: Json, project: Path) -> Iterator[str]:
-    """Yield why a parameter names no allowed file. Links and `..` are resolved first."""
-    if not isinstance(value, str) or "\0" in value:
-        yield f"the parameter `{name}` must be a path below {pattern!r}"
-        return
-    base = os.path.realpath(project)
-    real = os.path.realpath(Path(base, value))
-    if not any(fits_path(one, real) for one in anchored(pattern, base)):
-        yield f"`{name}` is not a path below {pattern!r}"

@@ -71,31 +71,28 @@ def _named(link: Tool, project: Path | None) -> Iterator[_File]:
     except KiwiError:  # such a chain is not run
         return
     for words in ((as_text(config.get("command")), *texts(config.get("args"))), *written):
-        if words and words[0]:
-            yield from _code_in([_filled(word, project) for word in words], folder)
+        if not words or not words[0]:
+            continue
+        argv = [_filled(word, project) for word in words]
+        program = argv[0]
+        if "/" not in program:
+            places = (f"{part}/{program}" for part in search_path().split(":"))
+            program = next((place for place in places if os.access(place, os.X_OK)), "")
+        if program and (found := _file(_placed(program, folder))) and not base_profile().covers(_real(*found)):
+            yield found
+        script = script_in(ProcessSpec(tuple(argv), folder))
+        for number, word in enumerate(argv[1:], 1):
+            named = word.partition("=")[2] if word.startswith("-") else word
+            if not named or ("{" in named and placeholders(named)):
+                continue
+            place = _placed(named, folder)
+            is_folder = (state := _state(place)) is not None and S_ISDIR(state.st_mode)
+            inside = [f"{place}/{name}" for name in _STARTED] if is_folder else []
+            yield from filter(None, map(_file, [place] if number == script or _CODE.search(place) else inside))
 
 
 def _filled(word: str, project: Path | None) -> str:
     return word.replace(_PROJECT, str(project)) if project else word
-
-
-def _code_in(words: Sequence[str], folder: str) -> Iterator[_File]:
-    program: str | None = words[0]
-    if "/" not in words[0]:
-        places = (f"{part}/{words[0]}" for part in search_path().split(":"))
-        program = next((place for place in places if os.access(place, os.X_OK)), None)
-    if program and (found := _file(_placed(program, folder))) and not base_profile().covers(_real(*found)):
-        yield found
-    script = script_in(ProcessSpec(tuple(words), folder))
-    for number, word in enumerate(words[1:], 1):
-        named = word.partition("=")[2] if word.startswith("-") else word
-        if not named or ("{" in named and placeholders(named)):
-            continue
-        place = _placed(named, folder)
-        is_code = number == script or _CODE.search(place)
-        is_folder = (state := _state(place)) is not None and S_ISDIR(state.st_mode)
-        inside = (f"{place}/{name}" for name in _STARTED) if is_folder else ()
-        yield from filter(None, map(_file, (place,) if is_code else inside))
 
 
 def _placed(named: str, folder: str) -> str:

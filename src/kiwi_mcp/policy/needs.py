@@ -40,7 +40,6 @@ _CREDENTIALS = (".netrc", ".npmrc", ".pypirc")
 _UNSEARCHED = (".git", ".hg")
 """Large folders without files of the owner."""
 _SPECIAL = lazy_pattern(r"([*?[])")
-_Met = Mapping[str, frozenset[int]]
 
 
 class TooMany(Exception):
@@ -87,8 +86,10 @@ def anchored(pattern: str, project: str) -> tuple[str, ...]:
 
 def below(folder: str, patterns: Iterable[str], most: int) -> Iterator[tuple[str, str]]:
     """Yield the paths below a folder that match a pattern, and the pattern. Links are not followed."""
-    met = {pattern: _through(pattern, folder) for pattern in patterns}
-    waiting: list[tuple[str, _Met]] = [(folder, {pattern: places for pattern, places in met.items() if places})]
+    met = {pattern: begun(pattern) for pattern in patterns}
+    for name in filter(None, folder.split("/")):
+        met = {pattern: onward(pattern, places, name) for pattern, places in met.items()}
+    waiting = [(folder, {pattern: places for pattern, places in met.items() if places})]
     seen = 0
     while waiting:
         where, here = waiting.pop()
@@ -153,13 +154,6 @@ def protected_files(folder: str, stays: Callable[[str], bool]) -> ProtectedFiles
     return ProtectedFiles(tuple(secrets), tuple(credentials), tuple(held), is_whole)
 
 
-def _through(pattern: str, folder: str) -> frozenset[int]:
-    met = begun(pattern)
-    for name in folder.split("/"):
-        met = onward(pattern, met, name) if name else met
-    return met
-
-
 def _plain_part(pattern: str) -> tuple[str, list[str]]:
     names = pattern.split("/")
     plain = next((place for place, name in enumerate(names) if not is_plain(name)), len(names))
@@ -193,31 +187,28 @@ def reach(needs: Needs, rights: Rights, space: Space) -> ProcessAccess:
     """
     for command in needs.commands:
         _demand(rights, "command", command)
-    files = _files(needs, rights, space) if needs.read or needs.write else NOTHING
-    if not needs.hosts:
-        return files
+    access = NOTHING
+    if needs.read or needs.write:
+        rules = FileRules(rights, space)
+        readable = [path for text in needs.read if os.path.lexists(path := rules.given("read", text))]
+        wanted = {rules.given("write", text): text for text in needs.write}
+        writable = [path for path in wanted if os.path.lexists(path)]
+        for path, text in wanted.items():
+            if not _is_below(path, writable):  # a path that is missing may lie in a folder that is there
+                raise Unavailable(
+                    f"{text!r}, which the item needs to write, is not there.",
+                    suggestion=f"Create it (`mkdir -p {path}`), or let the item need the folder that it would lie in.",
+                    path=path,
+                )
+        hidden = [path for folder in (*readable, *writable) for path in rules.inside("read", folder)]
+        kept = [path for folder in writable for path in rules.inside("write", folder) if path not in hidden]
+        access = rules.reach([*readable, *kept], writable, hidden)
     for host in needs.hosts:
         _demand(rights, "host", host)
         refuse_private_host(rights, host)
-    hosts = rights.hosts
-    return replace(files, hosts=needs.hosts, denied_hosts=hosts.deny, private_hosts=hosts.allow)
-
-
-def _files(needs: Needs, rights: Rights, space: Space) -> ProcessAccess:
-    rules = _FileRules(rights, space)
-    readable = [path for text in needs.read if os.path.lexists(path := rules.given("read", text))]
-    wanted = {rules.given("write", text): text for text in needs.write}
-    writable = [path for path in wanted if os.path.lexists(path)]
-    for path, text in wanted.items():
-        if not _is_below(path, writable):  # a path that is missing may lie in a folder that is there
-            raise Unavailable(
-                f"{text!r}, which the item needs to write, is not there.",
-                suggestion=f"Create it (`mkdir -p {path}`), or let the item need the folder that it would lie in.",
-                path=path,
-            )
-    hidden = [path for folder in (*readable, *writable) for path in rules.inside("read", folder)]
-    kept = [path for folder in writable for path in rules.inside("write", folder) if path not in hidden]
-    return rules.reach([*readable, *kept], writable, hidden)
+    if not needs.hosts:
+        return access
+    return replace(access, hosts=needs.hosts, denied_hosts=rights.hosts.deny, private_hosts=rights.hosts.allow)
 
 
 def command_access(
@@ -235,7 +226,7 @@ def command_access(
     `profile` has the access that it already has. A command that the owner did not write may only name paths in the
     project and paths that it declares.
     """
-    rules = _FileRules(rights, space)
+    rules = FileRules(rights, space)
     readable = [
         one for path, around in named.items() for one in rules.around(path, around, profile, is_owners=is_owners)
     ]
@@ -244,12 +235,7 @@ def command_access(
     return rules.reach(readable, (), hidden)
 
 
-def path_verdicts(kind: ResourceKind, text: str, rights: Rights, space: Space) -> tuple[Verdict, ...]:
-    """Return the verdict of each grant on a path that is needed."""
-    return _FileRules(rights, space).verdicts(kind, text)
-
-
-class _FileRules:
+class FileRules:
     """The rules about files of all grants, with every path from the root."""
 
     def __init__(self, rights: Rights, space: Space) -> None:
@@ -260,7 +246,7 @@ class _FileRules:
         self._kept: dict[str, ProtectedFiles] = {}
         self._rules: dict[ResourceKind, tuple[tuple[str, Rules], ...]] = {
             kind: tuple(
-                (grant.name, self._placed(self._beside(grant.rules(kind)) if place == 0 else grant.rules(kind)))
+                (grant.name, self._from_root(grant.rules(kind), is_owners=place == 0))
                 for place, grant in enumerate(rights.grants)
             )
             for kind in ("read", "write")
@@ -344,20 +330,6 @@ class _FileRules:
         given, written, kept_from = (tuple(dict.fromkeys(paths)) for paths in (readable, writable, hidden))
         return ProcessAccess(given, written, kept_from, warnings=warnings)
 
-    def _path(self, text: str) -> str:
-        plain = text.removesuffix("/**").removesuffix("/") or "/"
-        if plain in {"**", "."}:
-            return self._project
-        path = os.path.normpath(placed(plain, self._project))
-        if not is_pattern(plain):
-            raise PolicyDenied(f"{text!r} names no files that could be given.", suggestion="Write it without `..`.")
-        if (real := os.path.realpath(path)) != path:
-            raise PolicyDenied(
-                f"{text!r} leads through a link to {real!r}, and links are not followed.",
-                suggestion="Name in `needs` what the link leads to.",
-            )
-        return path
-
     def _is_own(self, path: str) -> bool:
         """Whether a path is Kiwi's own; where there is no project, an empty folder of the cache stands for one."""
         if not _is_below(path, self._own):
@@ -366,7 +338,17 @@ class _FileRules:
 
     def _checked_path(self, kind: ResourceKind, text: str) -> str:
         """Return the path of a need, unless it is Kiwi's own, holds secrets, or must not be changed."""
-        path = self._path(text)
+        plain = text.removesuffix("/**").removesuffix("/") or "/"
+        path = self._project
+        if plain not in {"**", "."}:
+            path = os.path.normpath(placed(plain, self._project))
+            if not is_pattern(plain):
+                raise PolicyDenied(f"{text!r} names no files that could be given.", suggestion="Write it without `..`.")
+            if (real := os.path.realpath(path)) != path:
+                raise PolicyDenied(
+                    f"{text!r} leads through a link to {real!r}, and links are not followed.",
+                    suggestion="Name in `needs` what the link leads to.",
+                )
         if self._is_own(path):
             raise PolicyDenied(
                 f"{text!r} is in Kiwi's own folder, which nothing is given.",
@@ -388,15 +370,17 @@ class _FileRules:
             )
         return path
 
-    def _beside(self, rules: Rules) -> Rules:
-        """Return the owner's rules; a list of places that are all outside of the project leaves that as it is."""
-        is_beside = bool(rules.allow) and all(is_outside(pattern, self._project) for pattern in rules.allow)
-        return replace(rules, allow=(*EVERYWHERE.allow, *rules.allow)) if is_beside else rules
+    def _from_root(self, rules: Rules, *, is_owners: bool) -> Rules:
+        """Return rules with absolute patterns.
 
-    def _placed(self, rules: Rules) -> Rules:
+        If the owner's list of allowed places is all outside of the project, it leaves the project as it is.
+        """
+        allowed = rules.allow
+        if is_owners and allowed and all(is_outside(pattern, self._project) for pattern in allowed):
+            allowed = (*EVERYWHERE.allow, *allowed)
         allow, deny = (
             tuple(one for pattern in patterns for one in anchored(pattern, self._project))
-            for patterns in (rules.allow, rules.deny)
+            for patterns in (allowed, rules.deny)
         )
         return Rules(allow, deny)
 

@@ -1,28 +1,42 @@
-"""`policy.yaml` of the owner and `deployment.yaml` of the machine as grants; every unknown word an issue."""
+"""The rights of a principal, from `policy.yaml` of the owner and `deployment.yaml` of the machine; port `Authority`."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from stat import S_ISLNK
-from typing import TypeAlias
+from typing import ParamSpec, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from kiwi_mcp.domain.errors import InvalidManifest, PolicyDenied
-from kiwi_mcp.domain.grants import OWNER_POLICY, Deny, Grant, Rights, Rules
+from kiwi_mcp.domain.calls import OWNER, Principal
+from kiwi_mcp.domain.errors import InvalidManifest, KiwiError, PolicyDenied, TokenRefused
+from kiwi_mcp.domain.grants import (
+    ALL,
+    OWNER_POLICY,
+    Deny,
+    Grant,
+    ResourceKind,
+    Rights,
+    Rules,
+    Verdict,
+    empty_grant,
+    narrow,
+)
 from kiwi_mcp.domain.isolation import LEVELS, Level, strictest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import CHECKPOINT_MODES
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.manifest.home_config import FILE_NAME as CONFIG
+from kiwi_mcp.manifest.home_config import home_config
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.yaml import read_yaml
 from kiwi_mcp.policy.authorize import read_conditions
 from kiwi_mcp.policy.needs import is_pattern, plain_path
+from kiwi_mcp.primitives.file_watch import watch
 from kiwi_mcp.store.budget import DayLimits
 
 NAMED = ("verbs", "items", "hosts", "commands", "variables", "spawn")
@@ -34,28 +48,18 @@ _FILE_WORDS = ("read", "write")
 
 def read_grant(written: JsonObject, name: str, place: str, issues: list[Issue], start: Grant) -> Grant:
     """Return a grant with the written rules; for every key that is not written, the rules of `start` apply."""
-    verbs, items, hosts, commands, variables, spawn = (
-        _rules(f"{place}{word}", written.get(word), issues, getattr(start, word)) for word in NAMED
-    )
+    named = {word: _rules(f"{place}{word}", written.get(word), issues, getattr(start, word)) for word in NAMED}
     files = written.get("files")
     issues += unknown_words(files, _FILE_WORDS, f"{place}files")
-    by_file = as_object(files)
-    read, write = (
-        _paths(f"{place}files.{word}", by_file.get(word), issues, getattr(start, word)) for word in _FILE_WORDS
-    )
-    return replace(
-        start,
-        verbs=verbs,
-        items=items,
-        hosts=hosts,
-        commands=commands,
-        variables=variables,
-        spawn=spawn,
-        read=read,
-        write=write,
-        conditions=read_conditions(written.get("conditions"), f"{place}conditions", issues),
-        name=name,
-    )
+    for word in _FILE_WORDS:
+        rules = _rules(f"{place}files.{word}", as_object(files).get(word), issues, getattr(start, word))
+        for pattern in (*rules.allow, *rules.deny):
+            if not is_pattern(pattern):
+                fix = "Write a path below the project, below `~/`, or an absolute one, without `..`."
+                issues.append(Issue(f"{place}files.{word}", f"{pattern!r:.80} names no files", fix))
+        named[word] = Rules(tuple(map(plain_path, rules.allow)), tuple(map(plain_path, rules.deny)))
+    conditions = read_conditions(written.get("conditions"), f"{place}conditions", issues)
+    return replace(start, **named, conditions=conditions, name=name)
 
 
 def unknown_words(written: Json, words: Collection[str], place: str) -> Iterator[Issue]:
@@ -83,15 +87,6 @@ def _rules(place: str, written: Json, issues: list[Issue], start: Rules) -> Rule
     # Rules that only deny restrict what is allowed by default.
     allow = texts(f"{place}.allow", rules["allow"], issues) if "allow" in rules else start.allow
     return Rules(allow, texts(f"{place}.deny", rules.get("deny"), issues))
-
-
-def _paths(place: str, written: Json, issues: list[Issue], start: Rules) -> Rules:
-    rules = _rules(place, written, issues, start)
-    for pattern in (*rules.allow, *rules.deny):
-        if not is_pattern(pattern):
-            fix = "Write a path below the project, below `~/`, or an absolute one, without `..`."
-            issues.append(Issue(place, f"{pattern!r:.80} names no files", fix))
-    return Rules(tuple(map(plain_path, rules.allow)), tuple(map(plain_path, rules.deny)))
 
 
 _FileState: TypeAlias = tuple[int, ...]
@@ -131,7 +126,11 @@ class Deployment(Struct, frozen=True):
 
 def deployments() -> tuple[Deployment, ...]:
     """Return the deployments that hold on this machine; all of them do, so that a file more only takes away."""
-    return tuple(one for path in _files() if (one := _at(path)) is not None and one.is_managed)
+    # On most machines there is not even the folder, and that is quickly seen on the way of every call.
+    files = [Path(SYSTEM_FOLDER, _NAME)] if os.access(SYSTEM_FOLDER, os.F_OK) else []
+    if named := os.environ.get("KIWI_DEPLOYMENT"):
+        files.append(Path(named))
+    return tuple(one for path in files if (one := _at(path)) is not None and one.is_managed)
 
 
 def minimum() -> Level | None:
@@ -157,15 +156,6 @@ def refuse_unlisted(identity: str) -> None:
                     rule=rule,
                     grant=one.grant.name,
                 )
-
-
-def _files() -> Iterator[Path]:
-    """Yield the deployment file of the machine, and the one that KIWI_DEPLOYMENT names; the rules of both apply."""
-    # On most machines there is not even the folder, and that is quickly seen on the way of every call.
-    if os.access(SYSTEM_FOLDER, os.F_OK):
-        yield Path(SYSTEM_FOLDER, _NAME)
-    if named := os.environ.get("KIWI_DEPLOYMENT"):
-        yield Path(named)
 
 
 def _at(path: Path) -> Deployment | None:
@@ -290,23 +280,97 @@ def _actor(name: str, written: Json, issues: list[Issue]) -> Grant:
     issues += unknown_words(written, WORDS, place)
     rules = as_object(written)
     grant = read_grant(rules, f"{FILE_NAME} for {name}", f"{place}.", issues, Grant())
+    files = as_object(rules.get("files"))
+    read, write = (  # without an `allow` list, they add no limit to the rules of the owner
+        found if "allow" in as_object(files.get(word)) else replace(found, allow=(*found.allow, "/**"))
+        for word, found in (("read", grant.read), ("write", grant.write))
+    )
     # This narrows the rules for all callers: only listed hosts remain, and items that an allow list does not name are
     # hidden from this actor.
-    return replace(
-        grant,
-        is_public="allow" not in as_object(rules.get("hosts")),
-        is_secretive="allow" in as_object(rules.get("items")),
-        read=_as_above(grant.read, rules, "read"),
-        write=_as_above(grant.write, rules, "write"),
-    )
-
-
-def _as_above(found: Rules, written: JsonObject, word: str) -> Rules:
-    """Return rules for files; without an `allow` list, they add no limit to the rules of the owner."""
-    is_said = "allow" in as_object(as_object(written.get("files")).get(word))
-    return found if is_said else replace(found, allow=(*found.allow, "/**"))
+    is_public, is_secretive = "allow" not in as_object(rules.get("hosts")), "allow" in as_object(rules.get("items"))
+    return replace(grant, is_public=is_public, is_secretive=is_secretive, read=read, write=write)
 
 
 def _unreadable(error: Exception) -> InvalidManifest:
     issue = Issue("", f"cannot be read: {error}", "Make it a text file that you can read.")
     return InvalidManifest(f"The owner's {FILE_NAME}", [issue])
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_KEPT = 1_000
+"""How many principals have their rights in memory."""
+
+
+class Authority(Protocol):
+    """Decides about every use. What it raises is a refusal."""
+
+    def authenticate(self, token: str) -> Principal:
+        """Return the principal of a token; refuse an unknown token."""
+
+    def authorize(self, identity: Principal, resource: str, action: ResourceKind) -> Verdict:
+        """Return whether a principal may use a resource: run an item, read a path, call a host, ask for a verb."""
+
+    def manage(self, identity: Principal) -> Rights:
+        """Return the rules that apply to a principal now, and to everything that it causes."""
+
+
+def no_answers(_: str) -> Principal:
+    """Refuse a token: none are known here."""
+    raise TokenRefused("No token is valid here.", suggestion="Call without one, as the owner.")
+
+
+class OwnerAuthority:
+    """The rules of policy.yaml and of the deployments of this machine; `known` maps a token to a principal."""
+
+    def __init__(self, user: Path, known: Callable[[str], Principal] = no_answers) -> None:
+        self._user = user
+        self._known = known
+        self._rights: dict[Principal, tuple[int, str | None, Rights]] = {}
+
+    def authenticate(self, token: str) -> Principal:
+        """Return who shows a token."""
+        return self._known(token)
+
+    def authorize(self, identity: Principal, resource: str, action: ResourceKind) -> Verdict:
+        """Return the verdict of the rules."""
+        return self.manage(identity).verdict(action, resource)
+
+    def manage(self, identity: Principal) -> Rights:
+        """Return the owner's rules for all principals, those of this machine, and those for this principal."""
+        generation, deployment = watch.generation(), os.environ.get("KIWI_DEPLOYMENT")
+        known = self._rights.get(identity)
+        if known is not None and known[0] == generation and known[1] == deployment:
+            return known[2]
+        generation = watch.watch(rule_files(self._user))  # then the files are read
+        rights = rights_of(self._user, identity)
+        if len(self._rights) >= _KEPT:
+            self._rights.clear()
+        self._rights[identity] = (generation, deployment, rights)
+        return rights
+
+
+_LOCKED = replace(empty_grant("`auth_mode: locked` of config.yaml"), verbs=ALL)
+"""No item runs in anyone's name; what is not an item, such as a look at the audit log, is left to the other rules."""
+
+
+def rights_of(user: Path, identity: Principal = OWNER) -> Rights:
+    """Return what a principal may use according to the files of the owner and of this machine."""
+    policy = owner_policy(user)
+    rights = deployed(Rights((policy.grant,)))
+    actor = policy.actors.get(identity.name) if identity.name else None
+    rights = narrow(rights, actor) if actor else rights
+    return narrow(rights, _LOCKED) if home_config(user).auth_mode == "locked" else rights
+
+
+def ask(question: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return what a method of an authority answers; if it fails in any way, the use is refused."""
+    try:
+        return question(*args, **kwargs)
+    except KiwiError:
+        raise
+    except Exception as fault:
+        raise PolicyDenied(
+            f"Whether this is permitted cannot be found out ({type(fault).__name__}), so it is not.",
+            suggestion="Fix the authority of the kernel.",
+        ) from fault

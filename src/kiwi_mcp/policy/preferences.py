@@ -215,21 +215,16 @@ def _issues(value: Json) -> Iterator[Issue]:
             fix = f"{did_you_mean(word, _WORDS)}Use one of: {', '.join(_WORDS)}."
             yield Issue(word, "is not a known key", fix)
     for section in SECTIONS:
-        yield from _section_issues(section, written.get(section))
+        listed, entries = as_list(written.get(section)), as_entries(written.get(section))
+        if written.get(section) is not None and not listed and not isinstance(written[section], Mapping | list):
+            yield Issue(section, "is neither a mapping nor a list", "Write a name and `true` on each line below it.")
+        if not all(isinstance(word, str) for word in listed):
+            yield Issue(section, "is not a list of names", "Write names, or a mapping of names to `true` and `false`.")
+        if len(entries) > _MOST_ENTRIES:
+            yield Issue(section, f"has more than {_MOST_ENTRIES:,} entries", "Use patterns, or send less.")
+            continue
+        for word, wish in entries.items():
+            yield from wish_issues(section, word, wish)
     seconds = written.get("task_after", 0)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= _LONGEST_WAIT:
         yield Issue("task_after", "is not a number of seconds from 0 to 86,400", "Write `task_after: 5`.")
-
-
-def _section_issues(section: Section, written: Json) -> Iterator[Issue]:
-    listed = as_list(written)
-    if written is not None and not listed and not isinstance(written, Mapping | list):
-        yield Issue(section, "is neither a mapping nor a list", "Write a name and `true` on each line below it.")
-    if not all(isinstance(word, str) for word in listed):
-        yield Issue(section, "is not a list of names", "Write names, or a mapping of names to `true` and `false`.")
-    entries = as_entries(written)
-    if len(entries) > _MOST_ENTRIES:
-        yield Issue(section, f"has more than {_MOST_ENTRIES:,} entries", "Use patterns, or send less.")
-        return
-    for word, value in entries.items():
-        yield from wish_issues(section, word, value)

@@ -11,9 +11,9 @@ from kiwi_mcp.domain.isolation import Provenance
 from kiwi_mcp.domain.items import SUBPROCESS, Chain
 from kiwi_mcp.policy.isolation import IsolationDecision, Judge, default_isolation
 from kiwi_mcp.primitives.secrets.grants import SecretRecipient, StoredSecret, refuse_holder, refuse_untrusted
+from kiwi_mcp.primitives.secrets.key_storage import vault_key
 from kiwi_mcp.primitives.secrets.reveal import FoundVariable, Revealed, Variables
 from kiwi_mcp.primitives.secrets.store import SecretStore
-from kiwi_mcp.primitives.secrets.store_key import vault_key
 
 STORE = "the store of secrets"
 """Where `why` says that a stored secret comes from."""

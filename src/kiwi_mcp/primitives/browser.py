@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import webbrowser
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from urllib.parse import parse_qsl
 
@@ -65,7 +65,12 @@ async def login_callback(is_ours: Callable[[Words], bool], *, port: int = 0) -> 
         finally:
             writer.close()
 
-    listener = await _bound(visit, port)
+    try:
+        listener = await asyncio.start_server(visit, _HOST, port, limit=_HEAD_LIMIT)
+    except OSError:
+        if not port:
+            raise
+        listener = await asyncio.start_server(visit, _HOST, 0, limit=_HEAD_LIMIT)
     async with listener:
         yield LoginCallback(f"http://{_HOST}:{listener.sockets[0].getsockname()[1]}{PATH}", came)
 
@@ -78,17 +83,6 @@ def open_address(url: str) -> bool:
         return webbrowser.open(url)
     except (OSError, webbrowser.Error):
         return False
-
-
-async def _bound(
-    visit: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], port: int
-) -> asyncio.Server:
-    try:
-        return await asyncio.start_server(visit, _HOST, port, limit=_HEAD_LIMIT)
-    except OSError:
-        if not port:
-            raise
-        return await asyncio.start_server(visit, _HOST, 0, limit=_HEAD_LIMIT)
 
 
 def _asked(head: bytes, port: int) -> Words | None:

@@ -7,7 +7,7 @@ import json
 import re
 import socket
 from asyncio import IncompleteReadError, LimitOverrunError, StreamReader, StreamWriter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from ipaddress import ip_address
@@ -21,7 +21,7 @@ from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.process import StartGate
 from kiwi_mcp.primitives.http.addresses import HostRules, Lookup, host_port, is_address, plain_host
-from kiwi_mcp.primitives.http.traffic_log import TrafficLog, TrafficRow
+from kiwi_mcp.primitives.http.traffic_log import TrafficLog
 from kiwi_mcp.primitives.process.namespaces import listen_inside
 
 HANDSHAKE = 22
@@ -93,30 +93,23 @@ def _server_name(hello: _Cursor) -> str:
     extensions, names = hello.part(2), list[str]()
     while not extensions.is_over:
         kind, content = extensions.number(2), extensions.part(2)
-        if kind == _SERVER_NAME:
-            names += _names(content.part(2))
+        if kind != _SERVER_NAME:
+            continue
+        listed = content.part(2)
+        while not listed.is_over:
+            kind, name = listed.number(1), listed.part(2)
+            if kind != _HOST_NAME:
+                raise Malformed("its hello names a server of no known kind")
+            names.append(name.rest())
     if len(names) > 1:
         raise Malformed("its hello names several servers")
     return names[0] if names else ""
 
 
-def _names(listed: _Cursor) -> list[str]:
-    names = []
-    while not listed.is_over:
-        kind, name = listed.number(1), listed.part(2)
-        if kind != _HOST_NAME:
-            raise Malformed("its hello names a server of no known kind")
-        names.append(name.rest())
-    return names
-
-
 PIECE = 65_536
 """How much is passed on at once, in bytes."""
-HTTPS = 443
+
 Pieces: TypeAlias = Callable[[StreamReader], AsyncIterator[bytes]]
-Refusal: TypeAlias = Callable[[KiwiError], bytes]
-Spoken: TypeAlias = Callable[[StreamReader, bytes], AsyncIterator[bytes]]
-"""Yields the bytes to forward to a server from a client that does not use TLS. The first byte is passed separately."""
 
 
 class BadProxyRequest(Exception):
@@ -135,7 +128,7 @@ class ProxyRequest(Struct, frozen=True):
     port: int
     granted: bytes
     """The response to the client after the connection is open."""
-    refused: Refusal
+    refused: Callable[[KiwiError], bytes]
     """The response to the client if there is no connection."""
     sent: Pieces
     """The bytes to forward to the server."""
@@ -159,41 +152,6 @@ def refused(host: str, port: int, reason: str) -> AddressDenied:
     )
 
 
-def tunnel(host: str, port: int, spoken: Spoken | None = None) -> Pieces:
-    """Return the bytes that pass through a tunnel: everything, if its start names the host that it was made for.
-
-    If `spoken` is given, it handles a client that does not use TLS.
-    """
-
-    async def sent(reader: StreamReader) -> AsyncIterator[bytes]:
-        opening = await reader.read(1)
-        if opening[:1] == bytes([HANDSHAKE]):
-            opening = await _greeting(reader, opening, host, port)
-        elif opening and port == HTTPS:
-            raise refused(host, port, "what is sent to it is not TLS")
-        elif opening and spoken is not None:
-            async for piece in spoken(reader, opening):
-                yield piece
-            return
-        while opening:
-            yield opening
-            opening = await reader.read(PIECE)
-
-    return sent
-
-
-async def _greeting(reader: StreamReader, first: bytes, host: str, port: int) -> bytes:
-    try:
-        raw, name = await client_hello(reader, first)
-    except Malformed as fault:
-        raise refused(host, port, str(fault)) from fault
-    # An address needs no server name. If a client sends one, it must not be that of another host.
-    if plain_host(name) != plain_host(host) and (name or not is_address(host)):
-        reason = "the TLS client names another server" if name else "the TLS client does not name the server it means"
-        raise refused(host, port, reason)
-    return raw
-
-
 _LINE = lazy_pattern(r"([A-Za-z]{1,32}) ([\x21-\x7e]+) HTTP/1\.[01]")
 _HEADER = lazy_pattern(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
 _ABSOLUTE = lazy_pattern(r"http://([^/?#]*)((?:[/?][^#]*)?)", re.IGNORECASE)
@@ -203,7 +161,7 @@ _CHUNK = lazy_pattern(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
 _HOP = frozenset(
     {"host", "connection", "proxy-connection", "proxy-authorization", "keep-alive", "te", "trailer", "upgrade"}
 )
-_HTTP = 80
+_HTTP, _HTTPS = 80, 443
 _LAST_PORT = 65_535
 _ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 
@@ -212,7 +170,7 @@ Headers = Sequence[tuple[str, str]]
 
 async def read_http_request(reader: StreamReader, first: bytes) -> ProxyRequest:
     """Return the request of a client. Its first byte was read already and is `first`."""
-    method, target, headers = _parsed(await _head(reader, first))
+    method, target, headers = await _head(reader, first)
     if method == "CONNECT":
         host, port = _authority(target, None)
         return ProxyRequest(host, port, _ESTABLISHED, refusal, through(host, port))
@@ -227,21 +185,46 @@ async def read_http_request(reader: StreamReader, first: bytes) -> ProxyRequest:
 
 
 def through(host: str, port: int) -> Pieces:
-    """Return the bytes that pass through a tunnel: to the port of plain HTTP, TLS for its host or one request to it."""
+    """Return the bytes that pass through a tunnel: at the port of plain HTTP only one request to its host.
 
-    async def spoken(reader: StreamReader, first: bytes) -> AsyncIterator[bytes]:
-        try:
-            method, target, headers = _parsed(await _head(reader, first))
-            sent = _request(method, target, host, port, headers)
-        except BadProxyRequest as fault:
-            raise refused(host, port, "what is sent to it is not one plain request") from fault
-        # A whole address would count for more than the host that is written into the head.
-        if method == "CONNECT" or not target.startswith("/"):
-            raise refused(host, port, "what is sent to it names a server once more")
-        async for piece in sent(reader):
-            yield piece
+    TLS must name the host that the tunnel was made for, and nothing but TLS goes to the port of HTTPS.
+    """
 
-    return tunnel(host, port, spoken if port == _HTTP else None)
+    async def sent(reader: StreamReader) -> AsyncIterator[bytes]:
+        opening = await reader.read(1)
+        if opening == bytes([HANDSHAKE]):
+            try:
+                opening, name = await client_hello(reader, opening)
+            except Malformed as fault:
+                raise refused(host, port, str(fault)) from fault
+            # An address needs no server name. If a client sends one, it must not be that of another host.
+            if plain_host(name) != plain_host(host) and (name or not is_address(host)):
+                reason = "names another server" if name else "does not name the server it means"
+                raise refused(host, port, f"the TLS client {reason}")
+        elif opening and port == _HTTPS:
+            raise refused(host, port, "what is sent to it is not TLS")
+        elif opening and port == _HTTP:
+            async for piece in await _plain_request(reader, opening, host, port):
+                yield piece
+            return
+        while opening:
+            yield opening
+            opening = await reader.read(PIECE)
+
+    return sent
+
+
+async def _plain_request(reader: StreamReader, first: bytes, host: str, port: int) -> AsyncIterator[bytes]:
+    """Return the bytes of the one request that a tunnel to the port of plain HTTP carries."""
+    try:
+        method, target, headers = await _head(reader, first)
+        sent = _request(method, target, host, port, headers)
+    except BadProxyRequest as fault:
+        raise refused(host, port, "what is sent to it is not one plain request") from fault
+    # A whole address would count for more than the host that is written into the head.
+    if method == "CONNECT" or not target.startswith("/"):
+        raise refused(host, port, "what is sent to it names a server once more")
+    return sent(reader)
 
 
 def refusal(fault: KiwiError) -> bytes:
@@ -254,15 +237,13 @@ def too_slow() -> bytes:
     return _unfit(_TIMEOUT, "the request did not come in time").answer
 
 
-async def _head(reader: StreamReader, first: bytes) -> list[str]:
+async def _head(reader: StreamReader, first: bytes) -> tuple[str, str, Headers]:
+    """Return the method, the target and the headers of a request."""
     try:
         head = first + await reader.readuntil(b"\r\n\r\n")
     except LimitOverrunError:
         raise _unfit(_HEAD_TOO_LARGE, "the head of the request is too large") from None
-    return head[:-4].decode("latin-1").split("\r\n")
-
-
-def _parsed(lines: Sequence[str]) -> tuple[str, str, Headers]:
+    lines = head[:-4].decode("latin-1").split("\r\n")
     line, headers = _LINE.fullmatch(lines[0]), [_HEADER.fullmatch(one) for one in lines[1:]]
     if line is None or not all(headers):
         raise _unfit(_BAD_REQUEST, "the head of the request is not HTTP")
@@ -304,49 +285,41 @@ def _request(method: str, path: str, host: str, port: int, headers: Headers) -> 
 
 def _body(headers: Headers) -> Pieces:
     """Return the body that a head announces; one that says so in two ways is refused, since two readers may differ."""
-    found: Mapping[str, list[str]] = {
-        word: [value for name, value in headers if name.lower() == word]
-        for word in ("content-length", "transfer-encoding")
-    }
-    lengths, codings = found["content-length"], found["transfer-encoding"]
+    lengths, codings = (
+        [value for name, value in headers if name.lower() == word] for word in ("content-length", "transfer-encoding")
+    )
     match lengths, codings:
         case [], []:
-            return _counted(0)
+            return partial(_counted, 0)
         case [length], [] if length.isascii() and length.isdigit() and len(length) < 16:  # noqa: PLR2004 - a petabyte
-            return _counted(int(length))
+            return partial(_counted, int(length))
         case [], [coding] if coding.lower() == "chunked":
             return _chunks
         case _:
             raise _unfit(_BAD_REQUEST, "the length of the body is not clear")
 
 
-def _counted(size: int) -> Pieces:
-    async def body(reader: StreamReader) -> AsyncIterator[bytes]:
-        left = size
-        while left and (piece := await reader.read(min(PIECE, left))):
-            left -= len(piece)
-            yield piece
-
-    return body
+async def _counted(size: int, reader: StreamReader) -> AsyncIterator[bytes]:
+    while size and (piece := await reader.read(min(PIECE, size))):
+        size -= len(piece)
+        yield piece
 
 
 async def _chunks(reader: StreamReader) -> AsyncIterator[bytes]:
     """Yield a body in chunks as it arrives, up to its last one; extensions and trailers are not passed on."""
-    while size := await _size(reader):
+    while True:
+        found = _CHUNK.fullmatch(await reader.readuntil(b"\r\n"))
+        if found is None:
+            raise IncompleteReadError(b"", None)
+        if not (size := int(found[1], 16)):
+            break
         yield b"%x\r\n" % size
-        async for piece in _counted(size)(reader):
+        async for piece in _counted(size, reader):
             yield piece
         if await reader.readexactly(2) != b"\r\n":
             raise IncompleteReadError(b"", None)
         yield b"\r\n"
     yield b"0\r\n\r\n"
-
-
-async def _size(reader: StreamReader) -> int:
-    found = _CHUNK.fullmatch(await reader.readuntil(b"\r\n"))
-    if found is None:
-        raise IncompleteReadError(b"", None)
-    return int(found[1], 16)
 
 
 _BAD_REQUEST, _TIMEOUT, _HEAD_TOO_LARGE = 400, 408, 431
@@ -398,18 +371,14 @@ async def read_socks_request(reader: StreamReader, writer: StreamWriter) -> Prox
     version, command, _, kind = await reader.readexactly(4)
     if version != VERSION[0] or command != _CONNECT:
         raise BadProxyRequest(_reply(_NO_COMMAND))
-    host = await _host(reader, kind)
+    if kind in {_V4, _V6}:
+        host = str(ip_address(await reader.readexactly(4 if kind == _V4 else 16)))
+    elif kind == _NAME:  # what is not ASCII is no name, and refused as such
+        host = (await reader.readexactly((await reader.readexactly(1))[0])).decode("latin-1")
+    else:
+        raise BadProxyRequest(_reply(_NO_KIND))
     port = int.from_bytes(await reader.readexactly(2), "big")
     return ProxyRequest(host, port, _reply(_DONE), _refusal, through(host, port))
-
-
-async def _host(reader: StreamReader, kind: int) -> str:
-    if kind in {_V4, _V6}:
-        return str(ip_address(await reader.readexactly(4 if kind == _V4 else 16)))
-    if kind != _NAME:
-        raise BadProxyRequest(_reply(_NO_KIND))
-    name = await reader.readexactly((await reader.readexactly(1))[0])
-    return name.decode("latin-1")  # what is not ASCII is no name, and refused as such
 
 
 def _refusal(fault: KiwiError) -> bytes:
@@ -439,77 +408,7 @@ class ProxyLimits(Struct, frozen=True):
     """In both directions, of all connections together."""
 
 
-class ProxyRelay:
-    """One connection that stands, from the client's first words to the end of either side."""
-
-    def __init__(
-        self,
-        asked: ProxyRequest,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        server: socket.socket,
-        row: TrafficRow,
-        ledger: TrafficLog,
-        caps: ProxyLimits,
-    ) -> None:
-        self._asked = asked
-        self._reader = reader
-        self._writer = writer
-        self._server = server
-        self._row = row
-        self._ledger = ledger
-        self._caps = caps
-        self._end = monotonic() + caps.connection_seconds
-        self._limit = asyncio.timeout(caps.head_seconds)
-
-    async def run(self) -> None:
-        """Pass on what both sides say, as far as it may be."""
-        reader, writer = await streams(self._server, PIECE)
-        try:
-            self._writer.write(self._asked.granted)
-            async with self._limit:
-                up, down = asyncio.create_task(self._up(writer)), asyncio.create_task(self._down(reader))
-                try:
-                    await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
-                    if up.done():
-                        up.result()
-                    await down  # what the server says last is passed on, also to a client that says no more
-                finally:
-                    for task in (up, down):
-                        task.cancel()
-                    await asyncio.gather(up, down, return_exceptions=True)
-        except AddressDenied as fault:
-            self._ledger.note(self._asked.name, self._asked.port, "denied", str(fault.details["reason"]))
-            self._writer.write(ALERT)
-        finally:
-            writer.transport.abort()
-
-    async def _up(self, writer: asyncio.StreamWriter) -> None:
-        async for piece in self._asked.sent(self._reader):
-            self._row.bytes_out += len(piece)
-            self._moved(len(piece))
-            writer.write(piece)
-            await writer.drain()
-        writer.write_eof()
-
-    async def _down(self, reader: asyncio.StreamReader) -> None:
-        while piece := await reader.read(PIECE):
-            self._row.bytes_in += len(piece)
-            self._moved(len(piece))
-            self._writer.write(piece)
-            await self._writer.drain()
-
-    def _moved(self, size: int) -> None:
-        """Count the bytes that are forwarded, and extend the idle timeout of the connection."""
-        self._ledger.bytes += size
-        if self._ledger.bytes > self._caps.total_bytes:
-            raise ConnectionAbortedError("more than a sandbox may send and receive")
-        until_end = self._end - monotonic()
-        loop = asyncio.get_running_loop()
-        self._limit.reschedule(loop.time() + min(self._caps.idle_seconds, until_end))
-
-
-async def streams(connected: socket.socket, limit: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def streams(connected: socket.socket, limit: int) -> tuple[StreamReader, StreamWriter]:
     """Return both directions of a connection, which is closed where that fails."""
     try:
         return await asyncio.open_connection(sock=connected, limit=limit)
@@ -536,10 +435,16 @@ async def serve_proxy(
     That it could not be given one is raised, and what runs in the block is cancelled; that the proxy ended too soon is
     written into the ledger.
     """
+
+    async def serve() -> None:
+        listener = await listen_inside(gate)
+        gate.open()
+        await Proxy(rules, ledger, through, caps).serve(listener)
+
     ledger.is_kept, ledger.is_closed = True, False
     try:
         async with asyncio.TaskGroup() as tasks:
-            serving = tasks.create_task(_opened(gate, Proxy(rules, ledger, through, caps)), name=TASK)
+            serving = tasks.create_task(serve(), name=TASK)
             try:
                 yield
             finally:
@@ -548,12 +453,6 @@ async def serve_proxy(
     except BaseExceptionGroup as faults:
         # The block's own error, or the one that ended the block.
         raise faults.exceptions[0] from None
-
-
-async def _opened(gate: StartGate, proxy: Proxy) -> None:
-    listener = await listen_inside(gate)
-    gate.open()
-    await proxy.serve(listener)
 
 
 class Proxy:
@@ -593,7 +492,7 @@ class Proxy:
             task.add_done_callback(partial(self._over, writer))
         return f"there were {self._caps.connections:,} connections"
 
-    def _over(self, writer: asyncio.StreamWriter, task: asyncio.Task[None]) -> None:
+    def _over(self, writer: StreamWriter, task: asyncio.Task[None]) -> None:
         # Also where the task was cancelled before it began; and who does not read the last words keeps nothing open.
         writer.close()
         asyncio.get_running_loop().call_later(_LINGER, writer.transport.abort)
@@ -602,7 +501,7 @@ class Proxy:
         self._serving.discard(task)
         self._places.release()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         # There is no one to answer if the client has gone or sent an incomplete request.
         with suppress(OSError, EOFError, ValueError, asyncio.LimitOverrunError):
             # Connect a client with what it asks for, or tell it why not.
@@ -615,13 +514,66 @@ class Proxy:
             except TimeoutError:
                 await _tell(reader, writer, too_slow())
             except KiwiError as fault:
-                self._note_refusal(fault, asked)
+                details = fault.details
+                host, port = (asked.name, asked.port) if asked else (str(details["host"]), int(str(details["port"])))
+                if isinstance(fault, AddressDenied):
+                    self._ledger.note(host, port, "denied", str(details["reason"]))
+                else:
+                    self._ledger.note(host, port, "failed", str(details.get("cause", "")))
                 await _tell(reader, writer, (asked.refused if asked else refusal)(fault))
             else:
-                row = self._ledger.note(asked.name, asked.port, "allowed")
-                await ProxyRelay(asked, reader, writer, server, row, self._ledger, self._caps).run()
+                await self._relay(asked, reader, writer, server)
 
-    async def _heard(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> ProxyRequest:
+    async def _relay(
+        self, asked: ProxyRequest, reader: StreamReader, writer: StreamWriter, server: socket.socket
+    ) -> None:
+        """Forward what both sides send, as far as it may be, until the end of either side."""
+        row, caps = self._ledger.note(asked.name, asked.port, "allowed"), self._caps
+        end, limit = monotonic() + caps.connection_seconds, asyncio.timeout(caps.head_seconds)
+
+        def count(size: int) -> None:
+            """Count the bytes that are forwarded, and extend the idle timeout of the connection."""
+            self._ledger.bytes += size
+            if self._ledger.bytes > caps.total_bytes:
+                raise ConnectionAbortedError("more than a sandbox may send and receive")
+            limit.reschedule(asyncio.get_running_loop().time() + min(caps.idle_seconds, end - monotonic()))
+
+        async def send() -> None:
+            async for piece in asked.sent(reader):
+                row.bytes_out += len(piece)
+                count(len(piece))
+                server_writer.write(piece)
+                await server_writer.drain()
+            server_writer.write_eof()
+
+        async def receive() -> None:
+            while piece := await server_reader.read(PIECE):
+                row.bytes_in += len(piece)
+                count(len(piece))
+                writer.write(piece)
+                await writer.drain()
+
+        server_reader, server_writer = await streams(server, PIECE)
+        try:
+            writer.write(asked.granted)
+            async with limit:
+                up, down = asyncio.create_task(send()), asyncio.create_task(receive())
+                try:
+                    await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
+                    if up.done():
+                        up.result()
+                    await down  # what the server says last is passed on, also to a client that says no more
+                finally:
+                    for task in (up, down):
+                        task.cancel()
+                    await asyncio.gather(up, down, return_exceptions=True)
+        except AddressDenied as fault:
+            self._ledger.note(asked.name, asked.port, "denied", str(fault.details["reason"]))
+            writer.write(ALERT)
+        finally:
+            server_writer.transport.abort()
+
+    async def _heard(self, reader: StreamReader, writer: StreamWriter) -> ProxyRequest:
         async with asyncio.timeout(self._caps.head_seconds):
             first = await reader.readexactly(1)
             if first == VERSION:
@@ -651,14 +603,6 @@ class Proxy:
                 port=port,
             ) from fault
 
-    def _note_refusal(self, fault: KiwiError, asked: ProxyRequest | None) -> None:
-        response = fault.details
-        host, port = (asked.name, asked.port) if asked else (str(response["host"]), int(str(response["port"])))
-        if isinstance(fault, AddressDenied):
-            self._ledger.note(host, port, "denied", str(response["reason"]))
-        else:
-            self._ledger.note(host, port, "failed", str(response.get("cause", "")))
-
 
 async def _next(listener: socket.socket) -> socket.socket:
     while True:
@@ -673,7 +617,7 @@ async def _next(listener: socket.socket) -> socket.socket:
             return client
 
 
-async def _tell(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: bytes) -> None:
+async def _tell(reader: StreamReader, writer: StreamWriter, answer: bytes) -> None:
     """Say something last; what the client still sends is read for a moment, since to reset it would lose the answer."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_LINGER):

@@ -194,7 +194,8 @@ class FileWatch:
 
     def _add(self, path: str, mask: int, names: Iterable[str] | None) -> bool:
         """Add to what is watched of an inode; return whether it is reported."""
-        if _type_of(path) not in _RELIABLE:
+        buffer = ctypes.create_string_buffer(256)  # begins with the number of the type of the file system
+        if _libc.statfs(os.fsencode(path), buffer) != 0 or struct.unpack_from("l", buffer)[0] not in _RELIABLE:
             return False
         number = _libc.inotify_add_watch(self._queue, os.fsencode(path), mask | _DONT_FOLLOW | _MASK_ADD)
         if number < 0:
@@ -214,14 +215,6 @@ def _is_still(found: os.stat_result, path: str) -> bool:
     except OSError:
         return False
     return (now.st_dev, now.st_ino, now.st_mode) == (found.st_dev, found.st_ino, found.st_mode)
-
-
-def _type_of(path: str) -> int:
-    """Return the number of the type of the file system that a path is on; 0 where it is not known."""
-    buffer = ctypes.create_string_buffer(256)
-    if _libc.statfs(os.fsencode(path), buffer) != 0:
-        return 0
-    return int(struct.unpack_from("l", buffer)[0])
 
 
 def _settled(path: str) -> _Stamp:

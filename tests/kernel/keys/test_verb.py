@@ -14,7 +14,7 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.manifest.signatures import fingerprint
 from kiwi_mcp.primitives.secrets.encrypted_records import KeyPairs
-from kiwi_mcp.primitives.secrets.store_key import vault_key
+from kiwi_mcp.primitives.secrets.key_storage import vault_key
 
 OTHER = "A" * 43
 

@@ -26,7 +26,7 @@ from kiwi_mcp.drivers.mcp.oauth.account import AccountBearer, account_of
 from kiwi_mcp.drivers.mcp.server import ServerConfig
 from kiwi_mcp.drivers.output import NotJsonOutput, parse
 from kiwi_mcp.drivers.sandboxed import open_sandbox
-from kiwi_mcp.primitives.http import client, origin_client, websocket
+from kiwi_mcp.primitives.http import client, origin_client
 from kiwi_mcp.sandbox.backend import always
 from kiwi_mcp.sandbox.command_files import files_of_command, is_in
 from kiwi_mcp.sandbox.quarantine import NameWatch
@@ -308,6 +308,6 @@ def _unread(reason: str) -> Unavailable:
 
 @asynccontextmanager
 async def _socketed(spec: HttpSpec, secrets: Mapping[str, str]) -> AsyncIterator[ServerStreams]:
-    async with websocket.channel(spec, secrets=secrets, through=client.network, protocol="mcp") as socket:
+    async with client.channel(spec, secrets=secrets, through=client.network, protocol="mcp") as socket:
         inbound = ServerReader(socket.receive)
         yield ServerStreams(inbound, ServerWriter(socket.send), noise=lambda: inbound.noise)

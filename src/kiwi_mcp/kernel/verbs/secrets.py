@@ -29,11 +29,10 @@ from kiwi_mcp.policy.secret_access import holder_of, open_vault, vault_folder
 from kiwi_mcp.primitives.http.addresses import is_address
 from kiwi_mcp.primitives.secrets.encrypted_records import KeyPairs
 from kiwi_mcp.primitives.secrets.grants import ANY_HOST, SecretGrant, StoredSecret
-from kiwi_mcp.primitives.secrets.key_storage import SEALS, is_behind_passphrase, sealed_by
+from kiwi_mcp.primitives.secrets.key_storage import SEALS, is_behind_passphrase, move_key, sealed_by
 from kiwi_mcp.primitives.secrets.redaction import weakness
 from kiwi_mcp.primitives.secrets.reveal import SecretScope, Variables
 from kiwi_mcp.primitives.secrets.store import SecretStore
-from kiwi_mcp.primitives.secrets.store_key import move_key
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 _HOST = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*(:\d{1,5})?", re.ASCII)

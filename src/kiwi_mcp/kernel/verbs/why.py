@@ -40,7 +40,7 @@ from kiwi_mcp.manifest.composite import read_composite
 from kiwi_mcp.manifest.templates import defaulted, variables
 from kiwi_mcp.policy.authorize import use_verdicts, verify
 from kiwi_mcp.policy.isolation import IsolationDecision, change_of, with_remedy
-from kiwi_mcp.policy.needs import path_verdicts, refuse_private_host
+from kiwi_mcp.policy.needs import FileRules, refuse_private_host
 from kiwi_mcp.policy.secret_access import STORE, holder_of, stored_secrets
 from kiwi_mcp.primitives.http.addresses import PORTS, is_address, refusal
 from kiwi_mcp.primitives.secrets.grants import refuse_holder, refuse_target, refuse_untrusted
@@ -95,7 +95,7 @@ def _needs(needs: Needs, rights: Rights, space: Space) -> Iterator[JsonObject]:
 
 def _verdicts(kind: ResourceKind, text: str, rights: Rights, space: Space) -> tuple[Verdict, ...]:
     if kind in {"read", "write"}:
-        return path_verdicts(kind, text, rights, space)
+        return FileRules(rights, space).verdicts(kind, text)
     found = rights.verdicts(kind, text)
     if kind == "host" and not any(isinstance(one, Deny) for one in found):
         refuse_private_host(rights, text)

@@ -36,21 +36,19 @@ def local_network_host(url: str) -> str:
         host, port = parts.hostname or "", parts.port or PORTS.get(parts.scheme, 0)
     except ValueError:
         return ""
-    if not port or "$" in parts.netloc or "{" in parts.netloc or not _is_nearby(host):
+    if not port or "$" in parts.netloc or "{" in parts.netloc:
         return ""
-    return host_port(host, port)
+    if (address := address_of(host)) is None:
+        # A number in an odd spelling is no name, and begins with a digit.
+        is_nearby = host.endswith(_ENDINGS) or _LABEL.fullmatch(host) is not None
+    else:
+        is_nearby = any(address.version == network.version and address in network for network in _NETWORKS)
+    return host_port(host, port) if is_nearby else ""
 
 
 def host_port(host: str, port: int) -> str:
     """Return a host and a port as one text, an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _is_nearby(host: str) -> bool:
-    if (address := address_of(host)) is None:
-        # A number in an odd spelling is no name, and begins with a digit.
-        return host.endswith(_ENDINGS) or _LABEL.fullmatch(host) is not None
-    return any(address.version == network.version and address in network for network in _NETWORKS)
 
 
 _V4 = {
@@ -218,20 +216,12 @@ def _not_public(address: IPv4Address | IPv6Address) -> str | None:
     if isinstance(address, IPv4Address):
         return next((name for network, name in _V4.items() if address in network), None)
     bare = IPv6Address(int(address))  # without a scope such as %eth0
-    if (inner := _embedded(bare)) is not None:
+    if bare in _MAPPED or bare in _NAT64 or bare in _SIX_TO_FOUR:  # packets are handed on to the IPv4 address inside
+        inner = IPv4Address(int(bare) >> (80 if bare in _SIX_TO_FOUR else 0) & 0xFFFFFFFF)
         kind = _not_public(inner)
         return kind and f"{kind}, {inner} inside"
     kind = next((name for network, name in _V6.items() if bare in network), None)
     return kind or (None if bare in _UNICAST else "reserved")
-
-
-def _embedded(address: IPv6Address) -> IPv4Address | None:
-    """Return the IPv4 address that packets to this address would be handed on to, if there is one."""
-    if address in _MAPPED or address in _NAT64:
-        return IPv4Address(int(address) & 0xFFFFFFFF)
-    if address in _SIX_TO_FOUR:
-        return IPv4Address(int(address) >> 80 & 0xFFFFFFFF)
-    return None
 
 
 Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -254,19 +244,17 @@ class Lookup:
         """Return the addresses of a host; one that is refused among them refuses the host."""
         if (reason := refusal_of_host(host, port=port, granted=granted)) is not None:
             raise denied(host, port, reason)
-        found = [host] if address_of(host) is not None else await self._looked_up(host, port)
+        found: Sequence[str] = [host]
+        if address_of(host) is None:
+            try:
+                found = await self._resolver(host, port)
+            except (OSError, UnicodeError) as fault:
+                raise unknown_host(host) from fault
+            if not found:
+                raise unknown_host(host)
         for address in found:
             if (reason := refusal(address, host=host, port=port, granted=granted)) is not None:
                 raise denied(host, port, reason)
-        return found
-
-    async def _looked_up(self, host: str, port: int) -> Sequence[str]:
-        try:
-            found = await self._resolver(host, port)
-        except (OSError, UnicodeError) as fault:
-            raise unknown_host(host) from fault
-        if not found:
-            raise unknown_host(host)
         return found
 
     async def connect(self, host: str, port: int, granted: Sequence[str]) -> socket.socket:

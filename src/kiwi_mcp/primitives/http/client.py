@@ -1,11 +1,11 @@
-"""The HTTP client: requests, streams of lines and events, retries, redirects and decompression."""
+"""The HTTP client: requests, streams of lines and events, WebSockets, retries, redirects and decompression."""
 
 from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from itertools import count
@@ -14,19 +14,33 @@ from types import MappingProxyType
 
 import httpcore2
 from msgspec import Struct
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, ConnectionClosedOK, InvalidHandshake, WebSocketException
+from websockets.typing import Subprotocol
 
 from kiwi_mcp.domain.errors import RequestFailed, TooLarge
 from kiwi_mcp.domain.outcome import Progress, Report, silent
 from kiwi_mcp.domain.plan import HttpSpec
 from kiwi_mcp.primitives.http.pool import Network
-from kiwi_mcp.primitives.http.request import WireRequest, explaining, limited, prepare, redirect, refuse_denied
+from kiwi_mcp.primitives.http.request import (
+    AGENT,
+    WireRequest,
+    connection_failed,
+    explaining,
+    failed,
+    limited,
+    prepare,
+    redirect,
+    refuse_denied,
+)
 from kiwi_mcp.primitives.http.sse import Events, LineSplitter, ServerEvent
 from kiwi_mcp.primitives.http.traffic_log import TrafficLog, TrafficRow
-from kiwi_mcp.primitives.http.websocket import messages
 from kiwi_mcp.primitives.secrets.redaction import Redactor
 
 _PIECE = 1_048_576
 """The most that is unpacked at once, in bytes."""
+_GZIP_OR_DEFLATE = zlib.MAX_WBITS | 32
+"""The library finds out itself which of the two it is."""
 
 
 class HttpReply(Struct, frozen=True):
@@ -74,38 +88,22 @@ async def unpacked(chunks: AsyncIterator[bytes], headers: Mapping[str, str]) -> 
         async for chunk in chunks:
             yield chunk
         return
-    unpacker = _Unpacker()
+    inflate, is_fresh = zlib.decompressobj(_GZIP_OR_DEFLATE), True
     async for chunk in chunks:
-        for piece in unpacker.feed(chunk):
-            yield piece
-    unpacker.finish()
-
-
-class _Unpacker:
-    def __init__(self) -> None:
-        self._inflate = _inflater()
-        self._is_fresh = True
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        try:
-            while data:
-                if self._inflate.eof:  # one packed part after another is allowed
-                    self._inflate = _inflater()
-                piece = self._inflate.decompress(data, _PIECE)
-                self._is_fresh = False
-                data = self._inflate.unconsumed_tail or self._inflate.unused_data
-                if piece:
-                    yield piece
-        except zlib.error as fault:
-            raise _damaged() from fault
-
-    def finish(self) -> None:
-        if not self._inflate.eof and not self._is_fresh:
-            raise _damaged()
-
-
-def _inflater() -> zlib._Decompress:
-    return zlib.decompressobj(zlib.MAX_WBITS | 32)  # finds out itself whether it is gzip or deflate
+        data = chunk
+        while data:
+            if inflate.eof:  # one packed part after another is allowed
+                inflate = zlib.decompressobj(_GZIP_OR_DEFLATE)
+            try:
+                piece = inflate.decompress(data, _PIECE)
+            except zlib.error as fault:
+                raise _damaged() from fault
+            is_fresh = False
+            data = inflate.unconsumed_tail or inflate.unused_data
+            if piece:
+                yield piece
+    if not inflate.eof and not is_fresh:
+        raise _damaged()
 
 
 def _damaged() -> RequestFailed:
@@ -181,7 +179,12 @@ async def open_answer(
         try:
             last, response, row = await _follow(spec, request, through, ledger)
         except RequestFailed as fault:
-            if is_last or not _may_repeat(spec, request, fault) or monotonic() + wait >= end:
+            cause = fault.details.get("cause")
+            # Nothing was sent, or sending it again does no harm.
+            may_repeat = cause in ("dns", "connect") or (
+                cause == "protocol" and spec.is_repeatable and request.method in _REPEATABLE
+            )
+            if is_last or not may_repeat or monotonic() + wait >= end:
                 raise
             reason = fault.message
         else:
@@ -201,22 +204,25 @@ async def open_answer(
     raise AssertionError("attempts are counted")
 
 
-def _may_repeat(spec: HttpSpec, request: WireRequest, fault: RequestFailed) -> bool:
-    """Whether nothing was sent, or sending it again does no harm."""
-    match fault.details.get("cause"):
-        case "dns" | "connect":
-            return True
-        case "protocol":
-            return spec.is_repeatable and request.method in _REPEATABLE
-        case _:
-            return False
-
-
 async def _follow(
     spec: HttpSpec, request: WireRequest, through: Network, ledger: TrafficLog
 ) -> tuple[WireRequest, httpcore2.Response, TrafficRow]:
     for _ in range(spec.max_redirects + 1):
-        response = await _exchange(spec, request, through)
+        refuse_denied(request, spec.denied)
+        pool = through.pool(request.host, request.port, spec.granted, is_secure=request.url.scheme == "https")
+        headers = [("host", request.authority), *request.headers]
+        if request.body or request.method in {"POST", "PUT", "PATCH"}:
+            headers.append(("content-length", str(len(request.body))))
+        message = httpcore2.Request(
+            request.method,
+            httpcore2.URL(
+                scheme=request.url.raw_scheme, host=request.host, port=request.port, target=request.url.raw_path
+            ),
+            headers=[(name.encode("ascii"), value.encode()) for name, value in headers],
+            content=request.body,
+        )
+        with explaining(request):
+            response = await pool.handle_async_request(message)
         row = ledger.note(request.host, request.port, "allowed")
         row.bytes_out += len(request.body)
         location = headers_of(response.headers).get("location")
@@ -231,21 +237,116 @@ async def _follow(
     )
 
 
-async def _exchange(spec: HttpSpec, request: WireRequest, through: Network) -> httpcore2.Response:
-    is_secure = request.url.scheme == "https"
+IDLE = 60.0
+"""How long a server may be silent, in seconds, where the request's own limit is not shorter."""
+_CLOSE = 0.5
+"""How long a server may take to say goodbye, in seconds."""
+_LONGEST_MESSAGE = 4_000_000
+"""The most one message may have, in bytes."""
+_SENDING = 30.0
+"""How long the other side may take to accept one message of a talk, in seconds."""
+_TOO_BIG = 1009
+_ALSO_OURS = frozenset({"accept", "accept-encoding", "content-type", "user-agent"})
+
+
+async def messages(spec: HttpSpec, request: WireRequest, through: Network) -> AsyncGenerator[str | bytes, None]:
+    """Yield the messages of a WebSocket, up to `max_events`, within the limits of time and size."""
+    end, size = monotonic() + spec.timeout, 0
+    async with AsyncExitStack() as stack:
+        async with asyncio.timeout(spec.timeout):
+            connection = await _opened(spec, request, through)
+            stack.push_async_callback(connection.close)
+            if spec.has_body:
+                await connection.send(request.body.decode())
+        for _ in range(spec.max_events):
+            async with asyncio.timeout(min(IDLE, end - monotonic())):
+                message = await _received(connection, request)
+            if message is None:
+                return
+            if (size := size + len(message)) > spec.max_bytes:
+                raise TooLarge(f"The stream of {request.authority}", size=None, limit=spec.max_bytes)
+            yield message
+
+
+class Channel:
+    """A WebSocket on which both sides speak whenever they like."""
+
+    def __init__(self, connection: ClientConnection, request: WireRequest) -> None:
+        self._connection = connection
+        self._request = request
+
+    async def send(self, message: bytes) -> None:
+        """Send one message as text; a connection that is gone is a broken pipe."""
+        try:
+            async with asyncio.timeout(_SENDING):
+                await self._connection.send(message, text=True)
+        except (ConnectionClosed, TimeoutError):
+            raise BrokenPipeError from None
+
+    async def receive(self) -> bytes | None:
+        """Return the next message, or None where the other side has said goodbye."""
+        message = await _received(self._connection, self._request)
+        return message.encode(errors="surrogatepass") if isinstance(message, str) else message
+
+
+@asynccontextmanager
+async def channel(
+    spec: HttpSpec, *, secrets: Mapping[str, str], through: Network, protocol: str
+) -> AsyncIterator[Channel]:
+    """Open a WebSocket for a talk in a protocol of its own, for as long as the block lasts."""
+    request = prepare(spec, secrets, schemes=("ws", "wss"))
+    connection = await _opened(spec, request, through, protocol=protocol, longest=spec.max_bytes)
+    try:
+        yield Channel(connection, request)
+    finally:
+        await connection.close()
+
+
+async def _opened(
+    spec: HttpSpec, request: WireRequest, through: Network, *, protocol: str = "", longest: int = _LONGEST_MESSAGE
+) -> ClientConnection:
+    is_secure = request.url.scheme == "wss"
     refuse_denied(request, spec.denied)
-    pool = through.pool(request.host, request.port, spec.granted, is_secure=is_secure)
-    headers = [("host", request.authority), *request.headers]
-    if request.body or request.method in {"POST", "PUT", "PATCH"}:
-        headers.append(("content-length", str(len(request.body))))
-    message = httpcore2.Request(
-        request.method,
-        httpcore2.URL(scheme=request.url.raw_scheme, host=request.host, port=request.port, target=request.url.raw_path),
-        headers=[(name.encode("ascii"), value.encode()) for name, value in headers],
-        content=request.body,
-    )
-    with explaining(request):
-        return await pool.handle_async_request(message)
+    try:
+        return await connect(
+            str(request.url.copy_with(fragment=None)),
+            sock=await through.connect(request.host, request.port, spec.granted),
+            ssl=through.tls() if is_secure else None,
+            server_hostname=request.host if is_secure else None,
+            additional_headers=[pair for pair in request.headers if pair[0].lower() not in _ALSO_OURS],
+            user_agent_header=AGENT,
+            proxy=None,
+            compression=None,  # so that a small message cannot become a large one
+            subprotocols=[Subprotocol(protocol)] if protocol else None,
+            max_size=min(longest, spec.max_bytes),
+            open_timeout=None,
+            close_timeout=_CLOSE,
+        )
+    except InvalidHandshake as fault:
+        raise failed(request, "protocol", f"the server did not open a WebSocket ({type(fault).__name__})") from None
+    except TimeoutError:
+        raise
+    except OSError as fault:
+        raise connection_failed(request, fault) from None
+    except ValueError:  # a redirect, which a socket that is connected already cannot follow
+        raise failed(request, "protocol", "the server did not open a WebSocket (redirect)") from None
+
+
+async def _received(connection: ClientConnection, request: WireRequest) -> str | bytes | None:
+    try:
+        return await connection.recv()
+    except ConnectionClosedOK:
+        return None
+    except ConnectionClosed as fault:
+        if fault.sent is not None and fault.sent.code == _TOO_BIG:
+            raise TooLarge(
+                f"A message of {request.authority}",
+                size=None,
+                limit=connection.protocol.max_message_size or _LONGEST_MESSAGE,
+            ) from None
+        raise failed(request, "protocol", "the connection was lost") from None
+    except WebSocketException:
+        raise failed(request, "protocol", "the server did not speak the WebSocket protocol") from None
 
 
 __all__ = ["HttpReply", "Network", "ServerEvent", "aclose", "events", "lines", "network", "send", "websocket"]
@@ -362,7 +463,17 @@ async def _pieces(
         async with asyncio.timeout(spec.timeout):
             begun = await open_answer(spec, request, through, report, ledger)
             answer = await stack.enter_async_context(aclosing(begun))
-            await _check_stream(answer, content)
+            kind = answer.headers.get("content-type", "")
+            if answer.is_error or not (kind.lower().startswith(content) or answer.status == _NO_CONTENT):
+                body = (await answer.whole(_QUOTED))[0] if answer.is_error else b""
+                raise RequestFailed(
+                    f"{answer.request.shown} answered {answer.status} ({kind or 'no content type'}) and no stream.",
+                    suggestion="Check the URL and the parameters against the service's own description.",
+                    cause="protocol",
+                    status=answer.status,
+                    body=body.decode(errors="replace"),
+                    retry_after=retry_after(answer.headers),
+                )
         chunks = await stack.enter_async_context(aclosing(answer.chunks()))
         while True:
             async with asyncio.timeout(min(spec.idle, end - monotonic())):
@@ -372,18 +483,3 @@ async def _pieces(
             if (size := size + len(piece)) > spec.max_bytes:
                 raise TooLarge(f"The stream of {request.authority}", size=None, limit=spec.max_bytes)
             yield piece
-
-
-async def _check_stream(answer: OpenResponse, content: str) -> None:
-    kind = answer.headers.get("content-type", "")
-    if not answer.is_error and (kind.lower().startswith(content) or answer.status == _NO_CONTENT):
-        return
-    body = (await answer.whole(_QUOTED))[0] if answer.is_error else b""
-    raise RequestFailed(
-        f"{answer.request.shown} answered {answer.status} ({kind or 'no content type'}) and no stream.",
-        suggestion="Check the URL and the parameters against the service's own description.",
-        cause="protocol",
-        status=answer.status,
-        body=body.decode(errors="replace"),
-        retry_after=retry_after(answer.headers),
-    )

@@ -105,15 +105,22 @@ class _Origin(httpx2.AsyncBaseTransport):
         refuse_denied(ours, self._spec.denied)
         if ours.method == "GET":
             self._count_stream()
-        if self._bearer is not None:
-            return await self._authorized(ours, request, self._bearer)
-        return await self._judged(ours, request, await self._sent(ours, request), None)
+        bearer, is_again = self._bearer, False
+        token = await bearer.token() if bearer else None
+        while True:  # a request that is refused is sent once more where there is another token
+            answer = await self._sent(ours, request, token)
+            headers = headers_of(answer.headers)
+            challenge = headers.get("www-authenticate", "")
+            if bearer is None or not bearer.is_asked(answer.status, challenge):
+                return await self._judged(ours, request, answer, headers, token)
+            await answer.aclose()
+            another = await bearer.instead(token, answer.status, challenge)
+            if another is None or is_again:
+                return _told(answer.status, headers, "wants a login", mark=_LOGIN)
+            token, is_again = another, True
 
-    async def _sent(
-        self, ours: WireRequest, request: httpx2.Request, token: Secret | None = None
-    ) -> httpcore2.Response:
-        is_secure = ours.url.scheme == "https"
-        pool = self._through.pool(ours.host, ours.port, self._spec.granted, is_secure=is_secure)
+    async def _sent(self, ours: WireRequest, request: httpx2.Request, token: Secret | None) -> httpcore2.Response:
+        pool = self._through.pool(ours.host, ours.port, self._spec.granted, is_secure=ours.url.scheme == "https")
         assert isinstance(request.stream, httpx2.AsyncByteStream)  # an async client makes no other
         own = [(b"Authorization", f"Bearer {token.reveal()}".encode())] if token else []
         message = httpcore2.Request(
@@ -126,28 +133,17 @@ class _Origin(httpx2.AsyncBaseTransport):
         with explaining(ours):
             return await pool.handle_async_request(message)
 
-    async def _authorized(self, ours: WireRequest, request: httpx2.Request, bearer: Bearer) -> httpx2.Response:
-        """Send a request with its token; one that is refused is sent once more where there is another token."""
-        token, is_again = await bearer.token(), False
-        while True:
-            answer = await self._sent(ours, request, token)
-            headers = headers_of(answer.headers)
-            challenge = headers.get("www-authenticate", "")
-            if not bearer.is_asked(answer.status, challenge):
-                return await self._judged(ours, request, answer, token)
-            await answer.aclose()
-            another = await bearer.instead(token, answer.status, challenge)
-            if another is None or is_again:
-                return _told(answer.status, headers, "wants a login", mark=_LOGIN)
-            token, is_again = another, True
-
     async def _judged(
-        self, ours: WireRequest, request: httpx2.Request, answer: httpcore2.Response, token: Secret | None
+        self,
+        ours: WireRequest,
+        request: httpx2.Request,
+        answer: httpcore2.Response,
+        headers: Mapping[str, str],
+        token: Secret | None,
     ) -> httpx2.Response:
         if answer.status == _NOT_FOUND and _SESSION in request.headers:
             await answer.aclose()
             return _told(answer.status, {}, "has forgotten the session", mark=_LOST)
-        headers = headers_of(answer.headers)
         is_json = headers.get("content-type", "").lower().startswith("application/json")
         is_packed = headers.get("content-encoding", "identity").lower() != "identity"
         if is_packed or (answer.status >= _FIRST_ERROR and answer.status not in _SPOKEN and not is_json):

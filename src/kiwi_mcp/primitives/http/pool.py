@@ -56,20 +56,20 @@ class Flow(asyncio.Protocol):
         self.data = bytearray()
         self.is_ended = False
         self.fault: Exception | None = None
-        self._transport: asyncio.Transport | None = None
+        self.transport: asyncio.Transport | None = None
         self._is_paused = self._is_full = False
         self._change: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Store the transport, to pause it when too much data arrives."""
         assert isinstance(transport, asyncio.Transport)  # a connection has two directions
-        self._transport = transport
+        self.transport = transport
 
     def data_received(self, data: bytes) -> None:
         """Keep what came."""
         self.data += data
-        if len(self.data) > _AHEAD and self._transport is not None and not self._is_paused:
-            self._transport.pause_reading()
+        if len(self.data) > _AHEAD and self.transport is not None and not self._is_paused:
+            self.transport.pause_reading()
             self._is_paused = True
         self._wake()
 
@@ -92,10 +92,6 @@ class Flow(asyncio.Protocol):
         self._is_full = False
         self._wake()
 
-    def secured(self, transport: asyncio.Transport) -> None:
-        """Go on over TLS."""
-        self._transport = transport
-
     async def come(self) -> None:
         """Wait until there is something, or nothing will come."""
         while not self.data and not self.is_ended:
@@ -110,9 +106,9 @@ class Flow(asyncio.Protocol):
         """Return the received data, up to `most` bytes."""
         taken = bytes(self.data[:most])
         del self.data[:most]
-        if self._is_paused and not self.data and self._transport is not None:
+        if self._is_paused and not self.data and self.transport is not None:
             self._is_paused = False
-            self._transport.resume_reading()
+            self.transport.resume_reading()
         return taken
 
     async def _changed(self) -> None:
@@ -193,28 +189,24 @@ class Stream(httpcore2.AsyncNetworkStream):
             self._transport.abort()
             raise
         assert secure is not None  # only a transport that was closed meanwhile gives none
-        self._flow.secured(secure)
+        self._flow.transport = secure
         return Stream(secure, self._flow)
 
     def get_extra_info(self, info: str) -> Any:  # as the library has it
         """Return the information that the library asks for about a connection."""
         match info:
-            case "is_readable":
-                return self._is_readable()
+            case "is_readable":  # of an idle connection that was closed, perhaps only now, before the loop heard of it
+                if self._flow.data or self._flow.is_ended or self._transport.is_closing():
+                    return True
+                waiting = select.poll()
+                waiting.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+                return bool(waiting.poll(0))
             case "client_addr":
                 return self._transport.get_extra_info("sockname")
             case "server_addr":
                 return self._transport.get_extra_info("peername")
             case _:
                 return self._transport.get_extra_info(info)
-
-    def _is_readable(self) -> bool:
-        """Whether an idle connection has something to say: it was closed, now perhaps, before the loop heard of it."""
-        if self._flow.data or self._flow.is_ended or self._transport.is_closing():
-            return True
-        waiting = select.poll()
-        waiting.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
-        return bool(waiting.poll(0))
 
 
 _CONNECTIONS, _IDLE, _KEPT = 100, 20, 30.0

@@ -82,7 +82,10 @@ def prepare(
     url = _url(spec.url, reveal_url(spec.url, secrets), schemes)
     given = {name: _header(name, reveal(value, secrets)) for name, value in spec.headers.items()}
     if spec.basic:
-        given["Authorization"] = _basic(*(reveal(text, secrets) for text in spec.basic))
+        name, password = (reveal(text, secrets) for text in spec.basic)
+        if ":" in name:
+            raise InvalidRequest("A user name for basic authentication holds a colon.", suggestion="Use another name.")
+        given["Authorization"] = f"Basic {b64encode(f'{name}:{password}'.encode()).decode('ascii')}"
     lower = {name.lower(): value for name, value in given.items()}
     body = _body(spec.body, secrets, lower.get("content-type", "")) if spec.has_body else spec.data
     defaults = {"accept": accept, "accept-encoding": "gzip", "user-agent": AGENT}
@@ -162,12 +165,6 @@ def _header(name: str, value: str) -> str:
     return value.strip(" \t")
 
 
-def _basic(name: str, password: str) -> str:
-    if ":" in name:
-        raise InvalidRequest("A user name for basic authentication holds a colon.", suggestion="Use another name.")
-    return f"Basic {b64encode(f'{name}:{password}'.encode()).decode('ascii')}"
-
-
 def _body(body: Json, secrets: Mapping[str, str], content_type: str) -> bytes:
     try:
         # Secrets go into the strings before these are encoded, so none can end its string.
@@ -232,7 +229,10 @@ def explaining(request: WireRequest) -> Iterator[None]:
     except httpcore2.ConnectError as fault:
         raise connection_failed(request, fault.args[0] if fault.args else fault) from None
     except httpcore2.RemoteProtocolError as fault:
-        raise _nonsense(request, fault) from None
+        first = fault.args[0] if fault.args else None
+        if getattr(first, "error_status_hint", None) == _HEADERS_TOO_LARGE:
+            raise TooLarge(f"The head of {request.authority}'s reply", size=None, limit=_HEADER_LIMIT) from None
+        raise failed(request, "protocol", "the server ended the connection or did not speak HTTP") from None
     except httpcore2.LocalProtocolError:
         raise failed(request, "protocol", "it cannot be written as HTTP") from None
     except (httpcore2.NetworkError, httpcore2.ProtocolError):
@@ -247,13 +247,6 @@ def connection_failed(request: WireRequest, fault: object) -> RequestFailed:
         return failed(request, "tls", f"no secure connection could be agreed on ({fault.reason})")
     reason = fault.strerror if isinstance(fault, OSError) else None
     return failed(request, "connect", f"no connection ({reason})" if reason else "no connection")
-
-
-def _nonsense(request: WireRequest, fault: httpcore2.RemoteProtocolError) -> KiwiError:
-    first = fault.args[0] if fault.args else None
-    if getattr(first, "error_status_hint", None) == _HEADERS_TOO_LARGE:
-        return TooLarge(f"The head of {request.authority}'s reply", size=None, limit=_HEADER_LIMIT)
-    return failed(request, "protocol", "the server ended the connection or did not speak HTTP")
 
 
 @contextmanager

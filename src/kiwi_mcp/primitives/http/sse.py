@@ -83,7 +83,11 @@ class Events:
             if text:
                 name, _, value = text.partition(":")  # a comment has no name
                 self._field(name, value.removeprefix(" "))
-            elif (event := self._dispatched()) is not None:
+                continue
+            event = ServerEvent(self._event or "message", "\n".join(self._data), self._id, self._retry)
+            has_data = bool(self._data)
+            self._data, self._size, self._event, self._retry = [], 0, "", None
+            if has_data:
                 yield event
 
     def _field(self, name: str, value: str) -> None:
@@ -99,9 +103,3 @@ class Events:
                 self._id = value
             case "retry" if value.isascii() and value.isdigit():
                 self._retry = int(value[:12])
-
-    def _dispatched(self) -> ServerEvent | None:
-        event = ServerEvent(self._event or "message", "\n".join(self._data), self._id, self._retry)
-        has_data = bool(self._data)
-        self._data, self._size, self._event, self._retry = [], 0, "", None
-        return event if has_data else None

@@ -68,7 +68,11 @@ async def take(
     """
     values = {**secrets, **{name: secret.reveal() for name, secret in own.items()}}
     redactor = Redactor(values)
-    request = prepare(_quoted(spec, values), values)
+    quoted = spec
+    if spec.basic is not None:
+        name, password = (quote(reveal(text, values), safe="") for text in spec.basic)
+        quoted = replace(spec, basic=(name, password))
+    request = prepare(quoted, values)
     refuse_unbound(spec, request, secrets)  # as it was written, with the names of the caller's secrets still in it
     with limited(spec, request, redactor):
         async with asyncio.timeout(spec.timeout):
@@ -93,13 +97,6 @@ def client_assertion(client_id: str, audience: str, key: str, algorithm: str, se
             f"`config.auth.private_key` is no key for {algorithm}.",
             suggestion="Give a private key in PEM, and its `signing_algorithm`.",
         ) from None
-
-
-def _quoted(spec: HttpSpec, values: Mapping[str, str]) -> HttpSpec:
-    if spec.basic is None:
-        return spec
-    name, password = (quote(reveal(text, values), safe="") for text in spec.basic)
-    return replace(spec, basic=(name, password))
 
 
 def _object(body: bytes) -> JsonObject:

@@ -34,23 +34,18 @@ def _answer(address: str, network: int, back: int) -> None:
     host, _, port = address.rpartition(":")
     with socket.socket(fileno=back) as reply:
         try:
-            listener = _listener(network, host, int(port))
+            # The network belongs to the first user namespace of the sandbox; its processes may be in one below by now.
+            _enter(ioctl(network, _NS_GET_USERNS), _CLONE_NEWUSER)
+            _enter(network, _CLONE_NEWNET)
+            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            # The launcher may not have brought up the loopback interface yet, without which there is no such address.
+            listener.setsockopt(socket.IPPROTO_IP, _IP_FREEBIND, 1)
+            listener.bind((host, int(port)))
+            listener.listen(_BACKLOG)
             socket.send_fds(reply, [b"done"], [listener.fileno()])
         except (OSError, ValueError) as fault:
             reply.send(str(fault).encode()[:_LONGEST])
     os._exit(0)
-
-
-def _listener(network: int, host: str, port: int) -> socket.socket:
-    # The network belongs to the first user namespace of the sandbox; its processes may be in one below by now.
-    _enter(ioctl(network, _NS_GET_USERNS), _CLONE_NEWUSER)
-    _enter(network, _CLONE_NEWNET)
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    # The launcher may not have brought up the loopback interface yet, without which there is no such address.
-    listener.setsockopt(socket.IPPROTO_IP, _IP_FREEBIND, 1)
-    listener.bind((host, port))
-    listener.listen(_BACKLOG)
-    return listener
 
 
 def _enter(namespace: int, kind: int) -> None:

@@ -17,7 +17,7 @@ from threading import Lock
 from kiwi_mcp.domain.errors import IsolationUnavailable
 from kiwi_mcp.domain.process import PROXY, StartGate
 from kiwi_mcp.primitives.process import namespace_helper
-from kiwi_mcp.primitives.process.process_tree import TreeMarker, stamping
+from kiwi_mcp.primitives.process.process_tree import TreeMarker, settle, stamping
 from kiwi_mcp.primitives.process.spawn import abandon
 
 PATIENCE = 20.0
@@ -34,7 +34,8 @@ async def listen_inside(gate: StartGate) -> socket.socket:
     try:
         async with asyncio.timeout(PATIENCE):
             with ExitStack() as keep:
-                network = _network_of(await _first_process(gate.child_info))
+                process = await _first_process(gate.child_info)
+                network = os.open(f"/proc/{process}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
                 keep.callback(os.close, network)
                 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 keep.enter_context(ours)
@@ -113,23 +114,14 @@ async def _first_process(descriptor: int) -> int:
     return number
 
 
-def _network_of(process: int) -> int:
-    return os.open(f"/proc/{process}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-
-
 async def _readable(descriptor: int) -> None:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(descriptor, _settle, ready)
+    loop.add_reader(descriptor, settle, ready)
     try:
         await ready
     finally:
         loop.remove_reader(descriptor)
-
-
-def _settle(ready: asyncio.Future[None]) -> None:
-    if not ready.done():
-        ready.set_result(None)
 
 
 def _received(ours: socket.socket) -> socket.socket:

@@ -105,7 +105,15 @@ class ProcessTree(Struct, frozen=True):
         self.signal_group(signal.SIGKILL)
         end = monotonic() + _SWEEP
         while (members := self.kill()) and monotonic() < end:
-            await _end_of(members)
+            handles: list[int] = []
+            for pid in members:
+                with suppress(ProcessLookupError):  # it has been waited for
+                    handles.append(os.pidfd_open(pid))
+            exits = [exit_of(handle) for handle in handles]
+            if exits:  # for a moment at most: others may have come by then
+                await asyncio.wait(exits, timeout=_MOMENT)
+            for exited in exits:
+                exited.cancel()
 
     def kill(self) -> list[int]:
         """Kill and wait for the members that are Kiwi's children now; return which there were."""
@@ -149,19 +157,6 @@ class ProcessTree(Struct, frozen=True):
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             return any(one.startswith(f"{MARK}={self.mark.name}".encode()) for one in variables)
         return False
-
-
-async def _end_of(members: list[int]) -> None:
-    """Wait for some killed children to end, and a moment at most: others may have come by then."""
-    handles: list[int] = []
-    for pid in members:
-        with suppress(ProcessLookupError):  # it has been waited for
-            handles.append(os.pidfd_open(pid))
-    exits = [exit_of(handle) for handle in handles]
-    if exits:
-        await asyncio.wait(exits, timeout=_MOMENT)
-    for exited in exits:
-        exited.cancel()
 
 
 def _ends_at_once(pid: int) -> bool:
@@ -225,10 +220,11 @@ def exit_of(handle: int) -> asyncio.Future[None]:
         os.close(handle)
 
     exited.add_done_callback(gone)
-    loop.add_reader(handle, _settle, exited)
+    loop.add_reader(handle, settle, exited)
     return exited
 
 
-def _settle(future: asyncio.Future[None]) -> None:
+def settle(future: asyncio.Future[None]) -> None:
+    """Mark a future as done, unless it is."""
     if not future.done():
         future.set_result(None)

@@ -11,7 +11,6 @@ from select import EPOLLIN, EPOLLOUT, epoll
 from signal import SIGCONT, SIGKILL, SIGTERM
 from time import monotonic
 from types import MappingProxyType
-from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 from msgspec import Struct, field
@@ -110,8 +109,6 @@ DRAIN = 0.25
 _CHUNK = 65_536
 _AT_ONCE = 8
 """How many chunks are read from one pipe before the others have their turn."""
-Watch: TypeAlias = Callable[[], str]
-"""Looks at what a process does, and says why it has to be stopped; nothing while it may go on."""
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _NO_SECRETS = Redactor(_NOTHING)
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
@@ -180,10 +177,6 @@ class Capture(Struct):
         note = f"\n[{self.total - 2 * half} bytes left out]\n".encode()
         return first + note + (last[-half:] if half else b"")
 
-    def first(self) -> bytes:
-        """Return the beginning alone, up to the limit."""
-        return bytes(self.head[: self.limit])
-
 
 async def run(
     spec: ProcessSpec,
@@ -191,7 +184,7 @@ async def run(
     secrets: Mapping[str, str] = _NOTHING,
     report: Report = silent,
     handover: Handover = NOTHING,
-    watch: Watch | None = None,
+    watch: Callable[[], str] | None = None,
     confirm: Callable[[], None] | None = None,
 ) -> ProcessResult:
     """Run a process to its end, and end all that it started.
@@ -363,7 +356,7 @@ class _Child:
             await self._waits(rest)
         return self.has_exited
 
-    async def stays_within(self, seconds: float, watch: Watch) -> str:
+    async def stays_within(self, seconds: float, watch: Callable[[], str]) -> str:
         """Wait for the leader for at most `seconds`, and return the reason to stop it earlier, if there is one."""
         end = monotonic() + seconds
         while True:
@@ -388,19 +381,16 @@ class _Child:
             if self.has_exited:
                 await self._drained()
             else:
-                await self._stopped()
+                self._family.signal_group(SIGTERM)
+                self._family.signal_group(SIGCONT)  # a stopped process receives nothing else
+                if not await self.ends_within(GRACE):
+                    self._family.signal_group(SIGKILL)
+                    await self.ends_within(GRACE)
             await self._family.sweep()
             await self._drained()
         finally:
             self._family.signal_group(SIGKILL)  # the last resort where the loop itself is being taken down
             self._close()
-
-    async def _stopped(self) -> None:
-        self._family.signal_group(SIGTERM)
-        self._family.signal_group(SIGCONT)  # a stopped process receives nothing else
-        if not await self.ends_within(GRACE):
-            self._family.signal_group(SIGKILL)
-            await self.ends_within(GRACE)
 
     async def _drained(self) -> None:
         end = monotonic() + DRAIN
@@ -426,7 +416,7 @@ class _Child:
         """Return how it went; the process must have been ended."""
         code = self._process.returncode
         clean = bytes if self._redactor is _NO_SECRETS else self._redactor.clean
-        written = clean(self._result.first()) if self._result.total else None
+        written = clean(bytes(self._result.head[: self._result.limit])) if self._result.total else None
         return ProcessResult(
             exit_code=code if code is not None and code >= 0 else None,
             signal=-code if code is not None and code < 0 else None,

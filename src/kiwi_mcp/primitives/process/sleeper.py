@@ -25,7 +25,11 @@ def sleep_until(user: Path, due_at: int) -> bool:
     """
     try:
         lock = os.open(user / LOCK, os.O_RDWR | os.O_CLOEXEC)
-        bell = _open_bell(user / BELL)  # before the lock: who finds the lock taken can ring
+        # The bell comes before the lock: who finds the lock taken can ring.
+        if not (user / BELL).exists():
+            os.mkfifo(user / BELL, 0o600)
+        # Also for writing: then it never reads as closed.
+        bell = os.open(user / BELL, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         (user / DUE).write_text(str(due_at))
     except OSError:
@@ -37,12 +41,6 @@ def sleep_until(user: Path, due_at: int) -> bool:
             return False
     (user / DUE).unlink(missing_ok=True)
     return True
-
-
-def _open_bell(path: Path) -> int:
-    if not path.exists():
-        os.mkfifo(path, 0o600)
-    return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # also for writing: then it never reads as closed
 
 
 def main() -> None:

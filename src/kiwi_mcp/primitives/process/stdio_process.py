@@ -312,7 +312,11 @@ class StdioProcess:
         if not self._ending and self._exited.done() and self._process.returncode is None:
             # Looked at and not waited for: its family is found by its number, which must stay its own until then.
             ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            self._ending = _ending(ended) if ended else ""
+            if ended and ended.si_code == os.CLD_EXITED:
+                self._ending = f"it ended with exit code {ended.si_status}"
+            elif ended:
+                known = {number.value: number.name for number in Signals}
+                self._ending = f"it was ended by {known.get(ended.si_status, f'signal {ended.si_status}')}"
         return self._ending
 
     def ended(self) -> ProcessExit:
@@ -366,10 +370,3 @@ class StdioProcess:
         # What it left behind may hold the pipes open for ever, so their end is not waited for.
         self._writer.close()
         asyncio.get_running_loop().call_later(DRAIN, self._lines.close)
-
-
-def _ending(ended: os.waitid_result) -> str:
-    if ended.si_code == os.CLD_EXITED:
-        return f"it ended with exit code {ended.si_status}"
-    known = {number.value: number.name for number in Signals}
-    return f"it was ended by {known.get(ended.si_status, f'signal {ended.si_status}')}"

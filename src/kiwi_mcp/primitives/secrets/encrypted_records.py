@@ -19,15 +19,7 @@ from msgspec import Struct
 from kiwi_mcp.domain.errors import NotFound, StoreDamaged, StoreUnavailable, TooLarge
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, compact
 from kiwi_mcp.domain.secret import Secret
-from kiwi_mcp.primitives.secrets.key_storage import (
-    decrypt,
-    encrypt,
-    new_private_key,
-    public_key,
-    replace_private,
-    unusable,
-)
-from kiwi_mcp.primitives.secrets.key_storage import sign as sign_bytes
+from kiwi_mcp.primitives.secrets.key_storage import decrypt, encrypt, replace_private, unusable
 
 PATIENCE = 40.0
 """How long to wait for another process that changes a record, in seconds: longer than a request may take."""
@@ -155,25 +147,30 @@ class KeyPairs:
 
     def make(self) -> str:
         """Make a pair, keep its private key, and return the public one."""
-        private = new_private_key()
-        while (public := _text(public_key(private))).startswith("-"):  # a command would take such a key for an option
-            private = new_private_key()
-        self._sealed.write(public, EncryptedRecord({}, {_PRIVATE: Secret(_text(private))}))
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
+
+        private = Ed25519PrivateKey.generate()
+        while (public := _text(private.public_key().public_bytes_raw())).startswith(
+            "-"
+        ):  # a command would take such a key for an option
+            private = Ed25519PrivateKey.generate()
+        self._sealed.write(public, EncryptedRecord({}, {_PRIVATE: Secret(_text(private.private_bytes_raw()))}))
         return public
 
     def sign(self, public: str, data: bytes) -> str:
         """Return the signature of some bytes by one of the keys."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
+
         record = self._sealed.read(public)
         if record is None:
             raise NotFound("The private key is not on this machine.", suggestion=self._remedy, key=public)
         try:
-            private = urlsafe_b64decode(f"{record.secrets[_PRIVATE].reveal()}=")
-            found = _text(public_key(private))
+            private = Ed25519PrivateKey.from_private_bytes(urlsafe_b64decode(f"{record.secrets[_PRIVATE].reveal()}="))
         except (KeyError, ValueError):
             raise StoreDamaged("The private key is damaged.", suggestion=self._remedy, key=public) from None
-        if found != public:
+        if _text(private.public_key().public_bytes_raw()) != public:
             raise StoreDamaged("The private key is another one than its name says.", suggestion=self._remedy)
-        return _text(sign_bytes(private, data))
+        return _text(private.sign(data))
 
 
 def _text(data: bytes) -> str:

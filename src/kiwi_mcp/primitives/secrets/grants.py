@@ -17,7 +17,6 @@ from kiwi_mcp.primitives.secrets.reveal import SecretScope, names_in
 
 ANY_HOST = "*"
 Bounds: TypeAlias = Mapping[str, SecretScope]
-_PROJECT = "project/"
 
 
 class SecretRecipient(Struct, frozen=True):
@@ -55,12 +54,8 @@ class SecretGrant(Struct, frozen=True):
 
     def covers(self, holder: SecretRecipient) -> bool:
         """Whether an item is among them."""
-        is_here = not holder.item.startswith(_PROJECT) or holder.project == self.project
+        is_here = not holder.item.startswith("project/") or holder.project == self.project
         return is_here and fnmatchcase(holder.item, self.item)
-
-    def still_means(self, holder: SecretRecipient) -> bool:
-        """Whether the item is still what was granted: unchanged, or changed by the owner or a trusted publisher."""
-        return not self.digest or self.digest == holder.digest or holder.is_vouched_for
 
 
 class StoredSecret(Struct, frozen=True):
@@ -78,8 +73,11 @@ class StoredSecret(Struct, frozen=True):
     """Whether its value is too short or too common to be taken out of what tools say."""
 
     def is_granted(self, holder: SecretRecipient) -> bool:
-        """Whether an item may be given it."""
-        return any(grant.covers(holder) and grant.still_means(holder) for grant in self.grants)
+        """Whether an item was granted it, and is unchanged since, or changed by the owner or a trusted publisher."""
+        return any(
+            grant.covers(holder) and (not grant.digest or grant.digest == holder.digest or holder.is_vouched_for)
+            for grant in self.grants
+        )
 
 
 def refuse_holder(stored: StoredSecret, holder: SecretRecipient) -> None:

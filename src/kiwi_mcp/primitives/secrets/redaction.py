@@ -126,17 +126,13 @@ class Redactor:
 
     def beginning(self, data: bytes) -> bytes:
         """Return the safe part of data that was cut off; a tail that may be the start of a secret is left out."""
-        return self.clean(data[: self._certain(data)])
-
-    def _certain(self, data: bytes) -> int:
-        """Return how many bytes contain no secret that may continue after the end of the data."""
-        cut = max(0, len(data) - max(0, self.longest - 1))
+        cut = max(0, len(data) - max(0, self.longest - 1))  # before it, no secret continues after the end of the data
         if self._forms:
             for found in re.finditer(b"|".join(map(re.escape, self._forms)), data):
                 if found.start() >= cut:
                     break
                 cut = max(cut, found.end())
-        return cut
+        return self.clean(data[:cut])
 
 
 def _is_redactable(name: str, value: str) -> bool:

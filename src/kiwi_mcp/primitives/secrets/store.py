@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from msgspec import Struct, ValidationError, convert, field
-from msgspec.structs import asdict, replace
+from msgspec import Struct, ValidationError, convert, field, to_builtins
+from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import NotFound, StoreDamaged, TooLarge
-from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.secret import Secret
 from kiwi_mcp.domain.times import moment
 from kiwi_mcp.primitives.secrets.encrypted_records import EncryptedRecord, EncryptedRecords
@@ -141,10 +141,22 @@ class SecretStore:
             listed = convert(found.facts if found else {}, _SecretList)
         except ValidationError as error:
             raise StoreDamaged(f"The list of secrets cannot be read: {error}", suggestion=self._remedy) from error
-        return listed.last, {name: _stored(name, row) for name, row in listed.secrets.items()}
+        return listed.last, {
+            name: StoredSecret(
+                name, row.version, SecretScope(row.hosts, row.form), row.grants, row.set_at, row.valued_at, row.is_weak
+            )
+            for name, row in listed.secrets.items()
+        }
 
     def _write(self, last: int, known: Mapping[str, StoredSecret]) -> None:
-        rows: Json = {name: _row(known[name]) for name in sorted(known)}
+        rows: Json = {
+            name: to_builtins(
+                _SecretRow(
+                    one.version, one.bound.hosts, one.bound.form, one.grants, one.set_at, one.valued_at, one.is_weak
+                )
+            )
+            for name, one in sorted(known.items())
+        }
         self._sealed.write(_LIST, EncryptedRecord({"last": last, "secrets": rows}, {}))
 
 
@@ -159,20 +171,3 @@ def _known(known: Mapping[str, StoredSecret], name: str) -> StoredSecret:
             suggestion=f"`kiwi secrets list` shows the names; `kiwi secrets set {name}` makes one.",
         )
     return known[name]
-
-
-def _row(stored: StoredSecret) -> JsonObject:
-    return {
-        "version": stored.version,
-        "hosts": list(stored.bound.hosts),
-        "form": stored.bound.form,
-        "grants": list(map(asdict, stored.grants)),
-        "set_at": stored.set_at,
-        "valued_at": stored.valued_at,
-        "is_weak": stored.is_weak,
-    }
-
-
-def _stored(name: str, row: _SecretRow) -> StoredSecret:
-    scope = SecretScope(row.hosts, row.form)
-    return StoredSecret(name, row.version, scope, row.grants, row.set_at, row.valued_at, row.is_weak)

@@ -24,7 +24,7 @@ from kiwi_mcp.domain.registry import PUBLIC_ACTOR, Actor
 from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.kernel.paths import user_space
 from kiwi_mcp.kernel.permission import ItemVisibility
-from kiwi_mcp.policy.rights import OwnerAuthority
+from kiwi_mcp.policy.policy_files import OwnerAuthority
 from kiwi_mcp.policy.tokens import TokenStore
 from kiwi_mcp.store.principals import account_principal, is_token_principal
 from kiwi_mcp.surfaces.gateway.oauth import LOOPBACK, TokenVerifier, is_access_token
