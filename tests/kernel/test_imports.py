@@ -84,11 +84,37 @@ except SystemExit as end:
 """
 
 
-@pytest.mark.usefixtures("sandbox")
-def test_running_a_bash_tool_loads_no_library_that_it_does_not_need(project: Path) -> None:
+def _write_tool(project: Path) -> None:
     words = ("tool_id: hello", "tool_type: script", "executor: bash_runtime", "version: 1.0.0", "description: Say hi")
     tool = project / ".ai" / "tools" / "hello.sh"
     tool.parent.mkdir(parents=True)
     tool.write_text("\n".join(("#!/bin/bash", "# ---", *(f"# {word}" for word in words), "# ---", "echo hi", "")))
 
+
+@pytest.mark.usefixtures("sandbox")
+def test_running_a_bash_tool_loads_no_library_that_it_does_not_need(project: Path) -> None:
+    _write_tool(project)
+
     assert _loaded(_RUN, _NOT_FOR_A_RUN, project) == []
+
+
+_DEFERRED = f"""
+from kiwi_mcp.surfaces import start
+start.defer_modules()
+deferred = [name for name, module in sys.modules.items() if isinstance(module, start.LateModule)]
+assert len(deferred) > 20, deferred
+{_RUN}
+used = [name for name in deferred if not isinstance(sys.modules[name], start.LateModule)]
+assert not used, used
+for name in deferred:
+    getattr(sys.modules[name], "no_such_name", None)
+    assert not isinstance(sys.modules[name], start.LateModule), name
+"""
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_running_a_bash_tool_loads_none_of_the_deferred_modules_and_each_loads_when_it_is_used(project: Path) -> None:
+    _write_tool(project)
+    _loaded(_RUN, (), project)  # the first run fills the store and the cache
+
+    assert _loaded(_DEFERRED, (), project) == []

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from functools import cache
 from heapq import nlargest
 from itertools import pairwise
@@ -44,8 +44,8 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import SOURCE_TRAITS, Chain, ItemType, ReferredItem, Source, Tool
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Pin
+from kiwi_mcp.manifest import knowledge
 from kiwi_mcp.manifest.files import Stamps, are_fresh
-from kiwi_mcp.manifest.knowledge import body, sections
 from kiwi_mcp.manifest.provider import has_providers
 from kiwi_mcp.manifest.trust import FILE_NAME as TRUST_FILE
 from kiwi_mcp.manifest.trust import has_passed
@@ -268,7 +268,7 @@ class Catalog:
         if known is None or known[0] != (stamp, card):
             try:
                 opened = source.open(card)
-                found = sections(body(text_item(opened.tool).text)) if opened else ()
+                found = knowledge.sections(knowledge.body(text_item(opened.tool).text)) if opened else ()
             except KiwiError:  # it is listed among the broken files
                 found = ()
             title = card.description.partition("\n")[0]
@@ -362,7 +362,7 @@ class Catalog:
         # Comparing closely is slow, so only names that share the most pairs of letters are compared.
         likely = nlargest(_LIKELY, names, key=lambda known: sum(part in known for part in parts))
         swapped = [known for known in likely if sorted(known.lower()) == sorted(wanted)]
-        return swapped or get_close_matches(wanted, likely, n=3, cutoff=_ALIKE)
+        return swapped or difflib.get_close_matches(wanted, likely, n=3, cutoff=_ALIKE)
 
     def _qualified(self, text: str) -> Ref:
         """Return what a reference asks for: `server/name` is first an item of that MCP server, then a published item.

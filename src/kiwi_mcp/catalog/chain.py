@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from kiwi_mcp.domain.errors import ChainCycle, ChainMistyped, ChainTooDeep
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import SUBPROCESS, Tool, TypeTraits
+from kiwi_mcp.manifest import permissions
 from kiwi_mcp.manifest.formats import formats_for
 from kiwi_mcp.manifest.json_schema import faults
-from kiwi_mcp.manifest.permissions import permission_faults
 from kiwi_mcp.manifest.type_specs import TypeSpec, TypeSpecs
 
 MAX_LINKS = 16
@@ -60,7 +60,7 @@ def unsound(links: Sequence[Tool], sheets: TypeSpecs) -> Iterator[Issue]:
             schema = {**sheet.config, "additionalProperties": True}
             yield from faults(schema, link.manifest.config, place=f"{link.id}.config", formats=formats_for(""))
             if "permissions" in sheet.words:  # one that is misspelt is refused when it is used, and never ignored
-                yield from permission_faults(link.manifest.config.get("permissions"), sheets)
+                yield from permissions.permission_faults(link.manifest.config.get("permissions"), sheets)
     top = sheets.traits(links[0].manifest.tool_type)
     for link in links if top.lifetime != "call" else ():
         # A server that is started here has a process, whichever of its items is called.

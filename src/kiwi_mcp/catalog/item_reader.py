@@ -23,6 +23,7 @@ from kiwi_mcp.domain.items import Location, Manifest, Signature, Source, Tool, T
 from kiwi_mcp.domain.json import as_list, as_text
 from kiwi_mcp.domain.names import is_safe_path, is_tool_id
 from kiwi_mcp.domain.patterns import lazy_pattern
+from kiwi_mcp.manifest import python_source
 from kiwi_mcp.manifest.files import (
     MISSING,
     Content,
@@ -34,9 +35,8 @@ from kiwi_mcp.manifest.files import (
     stamp_of,
     unreadable,
 )
-from kiwi_mcp.manifest.legacy.manifests import Extractor, read_extractor, verdict
+from kiwi_mcp.manifest.legacy import manifests
 from kiwi_mcp.manifest.parse import parse
-from kiwi_mcp.manifest.python_source import DECLARED_IN, inferred_parameters
 from kiwi_mcp.manifest.signatures import (
     DETACHED,
     MAX_SIDECAR,
@@ -274,12 +274,12 @@ def _trusted(path: Path) -> Trusted:
 def with_parameters(manifest: Manifest, read: Callable[[str], bytes]) -> Manifest:
     """Return a folder item's manifest with the parameters of its Python entry function, where it declares none."""
     entrypoint = as_text(manifest.config.get("entrypoint"))
-    is_declared = bool(DECLARED_IN & manifest.written.keys())
+    is_declared = bool(python_source.DECLARED_IN & manifest.written.keys())
     if is_declared or not entrypoint.endswith(".py") or not is_safe_path(entrypoint):
         return manifest
     try:
         text = read(entrypoint).decode(errors="replace")
-        return replace(manifest, parameters=inferred_parameters(text, what=entrypoint))
+        return replace(manifest, parameters=python_source.inferred_parameters(text, what=entrypoint))
     except KiwiError:
         return manifest  # the file is missing or does not parse, which the check of the item says
 
@@ -331,7 +331,7 @@ def integrity_of(
     *,
     path: Path,
     base: Path = Path(),
-    extractors: Iterable[Extractor] = (),
+    extractors: Iterable[manifests.Extractor] = (),
 ) -> str:
     """Return whether an item is what its signature line says; `extractors` help to understand hashes of old."""
     if signature is None:
@@ -340,7 +340,7 @@ def integrity_of(
         return "signed" if signature.key else "hashed"  # a hash alone shows that nothing changed, and not who says so
     if signature.key or signature_form(path).lower() in DETACHED:
         return "modified"  # no hash of old stands in such a line
-    return verdict(
+    return manifests.verdict(
         text,
         suffix=path.suffix,
         item_id=manifest.tool_id,
@@ -351,14 +351,14 @@ def integrity_of(
     )
 
 
-def _extractors(base: Path) -> Iterator[Extractor]:
+def _extractors(base: Path) -> Iterator[manifests.Extractor]:
     # Old projects kept rules for languages of their own; they are read as literals, and only to check old hashes.
     folders = (base / "extractors" / "tool", base / "tools" / "extractors")
     paths = (path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.py")))
     for path in islice(paths, _MAX_EXTRACTORS):
         with suppress(KiwiError):
             source = read_file(path, limit=ITEM_LIMIT).data.decode(errors="replace")
-            if (extractor := read_extractor(source)) is not None:
+            if (extractor := manifests.read_extractor(source)) is not None:
                 yield extractor
 
 

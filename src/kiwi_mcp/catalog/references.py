@@ -16,8 +16,7 @@ from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.names import Range, Version, is_tool_id
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.registry import VersionInfo
-from kiwi_mcp.manifest.hooks import hook_items
-from kiwi_mcp.manifest.program import Load, TextItem, ancestors, context_ids, mcps_in, merged_inputs
+from kiwi_mcp.manifest import hooks, program
 from kiwi_mcp.manifest.type_specs import TypeSpecs
 
 _SOURCES: tuple[Source, ...] = get_args(Source)
@@ -123,9 +122,9 @@ def references_in(tool: Tool, sheets: TypeSpecs) -> Iterator[Reference]:
     for path, item_type in sheet.references.items():
         for place, named in _named(config, path):
             yield Reference(f"config.{place}", named, item_type)
-    for place, name, item_type in hook_items(config.get("hooks")) if "hooks" in sheet.words else ():
+    for place, name, item_type in hooks.hook_items(config.get("hooks")) if "hooks" in sheet.words else ():
         yield Reference(place, name, item_type, is_required=False)
-    for name in context_ids(config) if "context" in sheet.words else ():
+    for name in program.context_ids(config) if "context" in sheet.words else ():
         yield Reference("config.context", name, "knowledge", is_required=False)
     for skill in as_list(config.get("skills")) if "skills" in sheet.words else ():
         yield Reference("config.skills", as_text(skill), "skill", is_required=False, severity="warning")
@@ -164,20 +163,20 @@ def required_servers(tool: Tool, sheets: TypeSpecs) -> Sequence[str]:
     sheet = sheets.get(tool.manifest.tool_type)
     if sheet is None or "mcps" not in sheet.words:
         return ()
-    return [use.name for use in mcps_in(_config(tool).get("mcps")) if use.is_required]
+    return [use.name for use in program.mcps_in(_config(tool).get("mcps")) if use.is_required]
 
 
 def _config(tool: Tool) -> JsonObject:
     return text_item(tool).config if tool.origin.is_folder else tool.manifest.config
 
 
-def text_item(tool: Tool) -> TextItem:
+def text_item(tool: Tool) -> program.TextItem:
     """Return an item with its text; items without one have an empty text."""
     try:
         text = load_bytes(tool, text_file(tool)).decode("utf-8", errors="replace")
     except NotCallable:
         text = ""
-    return TextItem(tool.manifest, text, tool.identity)
+    return program.TextItem(tool.manifest, text, tool.identity)
 
 
 def text_file(tool: Tool) -> ToolFile:
@@ -198,16 +197,16 @@ def inheriting(tool: Tool, references: Sequence[ReferredItem]) -> Tool:
         one.by == tool.identity and one.item_type == tool.item_type for one in references
     ):
         return tool
-    lineage = ancestors(text_item(tool), loader(references))
-    parameters = merged_inputs([one.manifest.parameters for one in lineage])
+    lineage = program.ancestors(text_item(tool), loader(references))
+    parameters = program.merged_inputs([one.manifest.parameters for one in lineage])
     return replace(tool, manifest=replace(tool.manifest, parameters=parameters))
 
 
-def loader(references: Sequence[ReferredItem]) -> Load:
+def loader(references: Sequence[ReferredItem]) -> program.Load:
     """Return what gives a program the items that it names, out of those that were resolved with it."""
     known = {(one.ref, one.item_type, one.by): one.tool for one in references}
 
-    def load(ref: str, item_type: str, by: str) -> TextItem | None:
+    def load(ref: str, item_type: str, by: str) -> program.TextItem | None:
         tool = known.get((ref, item_type, by))
         return text_item(tool) if tool else None
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Collection, Mapping, Sequence
-from difflib import unified_diff
 from typing import Literal, NamedTuple, TypeAlias
 from urllib.parse import quote, unquote
 
@@ -174,7 +174,7 @@ class Definition(Struct, frozen=True):
         """The diff between the accepted and the offered definition, for people to read."""
         before = _lines(self.accepted) if self.accepted is not None else []
         offered = f"offered {self.tool_id}@{self.digest[:_SHORT]}"
-        return "\n".join(unified_diff(before, _lines(self.offered), "accepted", offered, lineterm="", n=2))
+        return "\n".join(difflib.unified_diff(before, _lines(self.offered), "accepted", offered, lineterm="", n=2))
 
     def difference_within(self, limit: int, more: str) -> str:
         """Return the beginning of the difference, and how much `more` shows where that is not all of it."""

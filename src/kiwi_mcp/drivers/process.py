@@ -35,16 +35,13 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, 
 from kiwi_mcp.domain.outcome import Logs, Outcome, Progress, Report, silent
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
-from kiwi_mcp.drivers.container import check_container, container_command, engine_env, run_container
+from kiwi_mcp.drivers import container, git_copy, tool_calls
 from kiwi_mcp.drivers.driver import Dispatch, SyntaxCheck
+from kiwi_mcp.drivers.environments import installer, package_manager
 from kiwi_mcp.drivers.environments.environment import Environment, base_env, make_once
-from kiwi_mcp.drivers.environments.installer import Installer, install_level
-from kiwi_mcp.drivers.environments.package_manager import PackageManager
-from kiwi_mcp.drivers.git_copy import git_copies
 from kiwi_mcp.drivers.output import NotJsonOutput, ParsedOutput, json_or_text, parse
 from kiwi_mcp.drivers.sandboxed import backend_for, open_sandbox
 from kiwi_mcp.drivers.scratch import VARIABLE, refuse_unknown, with_scratch
-from kiwi_mcp.drivers.tool_calls import CLIENT, serving_calls
 from kiwi_mcp.manifest.runtime import RuntimeConfig, declared_env, runtime_config, seconds, texts
 from kiwi_mcp.manifest.templates import ABSENT, Values, defaulted, escape, placeholders, plain, render, variables
 from kiwi_mcp.policy.isolation import with_remedy
@@ -132,7 +129,7 @@ class Process:
     async def prepare(self, plan: Plan, chain: Chain, space: Space) -> None:
         """Refuse a level of isolation that this machine does not have."""
         if frame_of(chain, space).words.engines:
-            check_container(plan, chain, space)
+            container.check_container(plan, chain, space)
             return
         # A plan without a sandbox profile gets the strictest one.
         profile = plan.profile or SandboxProfile(strictest(()))
@@ -157,7 +154,7 @@ class Process:
         run = partial(self._run, plan, chain, space, secrets=secrets, caller=caller, dispatch=dispatch)
         if "git" not in chain.needs.commands or not profile.writable:
             return await run(profile)
-        async with git_copies(profile, space.cache) as copies:
+        async with git_copy.git_copies(profile, space.cache) as copies:
             outcome = await run(replace(profile, git_copies=tuple((one.git, str(one.folder)) for one in copies)))
             faults: list[str] = []
             for copy in copies:
@@ -185,13 +182,13 @@ class Process:
             ending = partial(outcome_of, chain.tool.id, frame.words.result_from, {}, plan.spec)
             confirm = caller.journal.confirm if caller.journal else None
             files = str(take_snapshot(chain.tool, space.cache))
-            return await run_container(plan, chain, space, files, caller.report, ending, confirm)
+            return await container.run_container(plan, chain, space, files, caller.report, ending, confirm)
         # The folders of what runs: the files of the tool and of its runtime, its dependencies, and what was compiled.
         folders = [frame.facts["tool.files"], frame.facts["runtime.files"]]
         if "environment" in plan.facts:
             folders.append(Environment.from_json(as_object(plan.facts["environment"])).folder)
         if frame.items:
-            folders.append(CLIENT)
+            folders.append(tool_calls.CLIENT)
         if "build" in plan.facts:
             folders.append(Build.from_json(as_object(plan.facts["build"])).folder)
         profile, watch = with_scratch(chain, profile, space) if "scratch" in plan.facts else (profile, None)
@@ -206,7 +203,7 @@ class Process:
             have_snapshot(chain.executor, runtime_files)
             if "build" in plan.facts:
                 seen = (tool_files, runtime_files, *filter(None, [environment.folder]))
-                build = SandboxProfile(install_level(profile.level), readable=seen)
+                build = SandboxProfile(installer.install_level(profile.level), readable=seen)
                 await make_build(Build.from_json(as_object(plan.facts["build"])), build, space, caller.report)
         except OSError as fault:
             raise _unwritable(space, fault) from fault
@@ -220,7 +217,7 @@ class Process:
             spec = replace(spec, env={**spec.env, "KIWI_IDEMPOTENCY_KEY": caller.origin.key})
         start = partial(sandbox.run, secrets=secrets, report=caller.report, confirm=confirm)
         if frame.items:
-            async with serving_calls(chain.tool, frame.items, caller, dispatch, space) as (lent, env):
+            async with tool_calls.serving_calls(chain.tool, frame.items, caller, dispatch, space) as (lent, env):
                 path = f"{env['PATH']}{spec.env.get('PATH', '')}"
                 result = await start(replace(spec, env={**spec.env, **env, "PATH": path}), lent=(lent,))
         else:
@@ -282,8 +279,8 @@ def _make_frame(chain: Chain, space: Space) -> Frame:
     declared = {**declared_env(chain.tool), **words.env}
     facts, command = facts_of(chain, space, environment), _template(chain, words)
     if words.engines:
-        command = container_command(chain, words, space, search_path(environment.bin))
-        base = {**base, **engine_env()}
+        command = container.container_command(chain, words, space, search_path(environment.bin))
+        base = {**base, **container.engine_env()}
     return Frame(
         chain,
         space,
@@ -312,12 +309,14 @@ async def _install(plan: Plan, frame: Frame, report: Report) -> Environment:
     if manager is None:
         return _NO_PACKAGES
     environment = Environment.from_json(as_object(plan.facts["environment"]))
-    installer = Installer(frame.space, install_level(profile.level if profile else strictest(())), report)
+    builder = installer.Installer(
+        frame.space, installer.install_level(profile.level if profile else strictest(())), report
+    )
     if not manager.is_shipped:
         # Its commands are those of the runtime's author: they run at its level, with its provenance.
         assert profile is not None  # noqa: S101 - the plan of a process has one
-        installer = Installer(frame.space, profile.level, report, profile.provenance, is_shipped=False)
-    await PackageManager(manager, frame.chain.executor).make(environment, frame.chain.tool, installer)
+        builder = installer.Installer(frame.space, profile.level, report, profile.provenance, is_shipped=False)
+    await package_manager.PackageManager(manager, frame.chain.executor).make(environment, frame.chain.tool, builder)
     return environment
 
 
@@ -331,7 +330,7 @@ def _unwritable(space: Space, fault: OSError) -> Unavailable:
 def _environment_of(tool: Tool, runtime: Tool, words: RuntimeConfig, space: Space) -> Environment:
     if words.manager is None:
         return Environment()
-    return PackageManager(words.manager, runtime).plan(tool, words.packages, space.cache)
+    return package_manager.PackageManager(words.manager, runtime).plan(tool, words.packages, space.cache)
 
 
 def _template(chain: Chain, words: RuntimeConfig) -> tuple[str, ...]:
@@ -558,7 +557,9 @@ def plan_check(chain: Chain, space: Space) -> Plan | None:
         return None
     check_words(chain, words.check)
     # Dependencies play no part in syntax: the bare interpreter of the environment is enough.
-    environment = PackageManager(words.manager, chain.executor).bare() if words.manager else Environment()
+    environment = (
+        package_manager.PackageManager(words.manager, chain.executor).bare() if words.manager else Environment()
+    )
     facts = facts_of(chain, space, environment)
     program, *arguments = fill(words.check, facts)
     argv = (_program(program, words, environment), *arguments)

@@ -26,7 +26,7 @@ from kiwi_mcp.domain.outcome import Outcome, Report
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.domain.process import CERTIFICATE_VARIABLES
 from kiwi_mcp.manifest.templates import escape
-from kiwi_mcp.primitives.egress_proxy import serve_proxy
+from kiwi_mcp.primitives import egress_proxy
 from kiwi_mcp.primitives.http.addresses import HostRules
 from kiwi_mcp.primitives.http.certificates import certificate_file
 from kiwi_mcp.primitives.http.traffic_log import TrafficLog
@@ -182,7 +182,7 @@ class Sandbox(Struct, frozen=True):
                 yield confined
                 return
             rules = HostRules(self.profile.hosts, self.profile.denied_hosts, self.profile.private_hosts)
-            async with serve_proxy(rules, gate, self.traffic):
+            async with egress_proxy.serve_proxy(rules, gate, self.traffic):
                 yield confined
 
     @asynccontextmanager

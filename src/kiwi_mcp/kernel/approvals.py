@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import glob
 from collections.abc import Mapping
 from contextlib import suppress
-from glob import escape
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -270,11 +270,11 @@ def rule_from(asked: Approval, owner: str, always: str) -> ApprovalRule:
     is_server = always == ALWAYS[2]
     return ApprovalRule(
         id=new_run(now)[0],
-        item=as_text(server["items"]) if is_server else escape(asked.identity),
+        item=as_text(server["items"]) if is_server else glob.escape(asked.identity),
         created_at=now,
         created_by=owner,
         actor=asked.actor,
-        paths=tuple(map(escape, asked.touched.writes)),
+        paths=tuple(map(glob.escape, asked.touched.writes)),
         hosts=asked.touched.sends,
         project=asked.project if is_of_project(asked.identity) else "",
         digest=as_text(server["digest"]) if is_server else asked.content,
@@ -303,7 +303,7 @@ def _server(chain: Chain) -> JsonObject:
     """Return which tools the server of a chain has, and its digest, for an answer about all of them."""
     if chain.server is None or not (name := chain.tool.origin.server):
         return {}
-    return {"server": {"items": f"{escape(f'mcp/{name}')}/*", "digest": chain_digest(chain.server)}}
+    return {"server": {"items": f"{glob.escape(f'mcp/{name}')}/*", "digest": chain_digest(chain.server)}}
 
 
 def _is_doubtful(link: Tool, chain: Chain) -> bool:

@@ -26,6 +26,7 @@ from kiwi_mcp.domain.mcp import Offers
 from kiwi_mcp.domain.outcome import Progress, Report
 from kiwi_mcp.domain.registry import PUBLIC_ACTOR, Actor
 from kiwi_mcp.drivers import Drivers
+from kiwi_mcp.kernel import tool_list
 from kiwi_mcp.kernel.paths import folder_identity, no_project_space, project_space
 from kiwi_mcp.kernel.prepared import PreparedItems
 from kiwi_mcp.kernel.provenance import AuthorshipLog, Provenances
@@ -33,12 +34,11 @@ from kiwi_mcp.kernel.recorder import CallRecord, Recorder
 from kiwi_mcp.kernel.settings import search_mode
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.kernel.token_meter import ResponseSizes
-from kiwi_mcp.kernel.tool_list import ToolListCache
 from kiwi_mcp.kernel.verb import Answer
 from kiwi_mcp.manifest.files import OwnerStamp, owner_stamp
 from kiwi_mcp.manifest.home_config import FILE_NAME as CONFIG
+from kiwi_mcp.policy import secret_access
 from kiwi_mcp.policy.policy_files import Authority, ask
-from kiwi_mcp.policy.secret_access import every_value
 from kiwi_mcp.policy.tokens import TokenStore
 from kiwi_mcp.search.recall_log import RecallAccess, RecallLog
 from kiwi_mcp.store.mcp_definitions import McpDefinitions
@@ -110,7 +110,7 @@ class Catalogs:
         self._cache = cache
         self._store = store
         self._catalogs: dict[Space, Catalog] = {}
-        self._offerings: dict[Space, ToolListCache] = {}
+        self._offerings: dict[Space, tool_list.ToolListCache] = {}
         self._spaces: dict[str | None, tuple[str, tuple[int, int, int], Space, OwnerStamp]] = {}
         self._last: Catalog | None = None
         self._definitions: McpDefinitions | None = None
@@ -153,10 +153,10 @@ class Catalogs:
             last = self._last = for_space(self._catalogs, space, self._made)
         return last
 
-    def offering(self, project_path: str | None) -> ToolListCache:
+    def offering(self, project_path: str | None) -> tool_list.ToolListCache:
         """Return what clients see without searching, in a project or where none is known."""
         return for_space(
-            self._offerings, self.space_if_any(project_path), lambda space: ToolListCache(self._made(space))
+            self._offerings, self.space_if_any(project_path), lambda space: tool_list.ToolListCache(self._made(space))
         )
 
     def kept(self) -> Iterable[Catalog]:
@@ -249,7 +249,7 @@ def recall_access(store: Store) -> RecallAccess:
         uses_meaning=lambda: search_mode(store.user) == "meaning",
         open_store=lambda: RecallStore(store.registry().database, store.actor.name),
         open_store_if_any=open_store_if_any,
-        secrets=every_value,
+        secrets=lambda space: secret_access.every_value(space),  # noqa: PLW0108 - loaded with the first secret
     )
 
 

@@ -28,9 +28,9 @@ from kiwi_mcp.domain.names import is_tool_id
 from kiwi_mcp.domain.outcome import Report
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.threads import ThreadEvent
+from kiwi_mcp.kernel import mcp_servers
 from kiwi_mcp.kernel.access import REQUEST_GATES, Asked
 from kiwi_mcp.kernel.context import Services, VerbContext
-from kiwi_mcp.kernel.mcp_servers import check_server, complete
 from kiwi_mcp.kernel.paths import cache_folder, made_private, user_space
 from kiwi_mcp.kernel.recorder import CallRecord
 from kiwi_mcp.kernel.threads.wake import start_if_due
@@ -115,7 +115,7 @@ class Kernel:
             own,
             is_owner=is_owner,
             surface=surface,
-            check_server=check_server,
+            check_server=lambda *asked: mcp_servers.check_server(*asked),  # noqa: PLW0108 - loaded with the first server
             dispatch=self.call,
             is_short_lived=is_short_lived,
             served=served,
@@ -331,7 +331,7 @@ class Kernel:
             context = self._services.context(self.acting(), catalog)
         except KiwiError:
             return ()
-        return await complete(item_id, context, argument, value, known)
+        return await mcp_servers.complete(item_id, context, argument, value, known)
 
     def task_after(self) -> float:
         """Return for how many seconds a client that could take a task waits for a call instead."""

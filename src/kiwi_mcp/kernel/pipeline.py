@@ -27,19 +27,19 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_object
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
 from kiwi_mcp.drivers.driver import Driver, unavailable
 from kiwi_mcp.kernel.approvals import ApprovalGate
-from kiwi_mcp.kernel.checkpoints.checkpoint import guard_of
+from kiwi_mcp.kernel.checkpoints import checkpoint
 from kiwi_mcp.kernel.context import Context
 from kiwi_mcp.kernel.permission import client_requests, reaching
 from kiwi_mcp.kernel.prepared import Prepared, plan_digest
 from kiwi_mcp.kernel.recorder import CallRecord, Run
 from kiwi_mcp.manifest.outputs import output_faults
 from kiwi_mcp.manifest.parameters import accept
+from kiwi_mcp.policy import secret_access
 from kiwi_mcp.policy.approval_rules import hinted_effect, returns_untrusted_text
 from kiwi_mcp.policy.authorize import failed_condition, permit, rates_of, use_verdicts, verify, with_file
 from kiwi_mcp.policy.isolation import Judge, isolate, names_code
 from kiwi_mcp.policy.policy_files import owner_policy
-from kiwi_mcp.policy.secret_access import holder_of, secrets_for
-from kiwi_mcp.primitives.secrets.grants import refuse_target
+from kiwi_mcp.primitives.secrets import grants
 from kiwi_mcp.primitives.secrets.redaction import redacted, without_secrets
 from kiwi_mcp.store.rates import Rates
 
@@ -72,7 +72,7 @@ async def run(call: Call, context: Context, record: CallRecord | None) -> Run:
         secrets = run.secrets or NO_SECRETS
         if call.has_checkpoint or run.chain.tool.manifest.mutates_state:
             mode = owner_policy(call.space.user).checkpoint or caller.checkpoint
-            run.checkpoint = await guard_of(  # 16 asked for and impossible: refused
+            run.checkpoint = await checkpoint.guard_of(  # 16 asked for and impossible: refused
                 call.space, mode, run.chain, run.plan, run.id, is_asked=call.has_checkpoint
             )
         async with run.checkpoint or _NO_CHECKPOINT:
@@ -319,11 +319,13 @@ def secrets_of(plan: Plan, chain: Chain, context: Context, *, is_accepted: bool)
     space = context.space
     needed = [name for name in plan.variables if name not in plan.defaulted]
     is_accepted_server = is_accepted if chain.server else None
-    recipient = holder_of(chain, space, context.services.provenance.authored, is_accepted=is_accepted_server)
-    secrets = secrets_for(needed, recipient, space, optional=plan.defaulted, needed_by=chain.tool.id)
+    recipient = secret_access.holder_of(
+        chain, space, context.services.provenance.authored, is_accepted=is_accepted_server
+    )
+    secrets = secret_access.secrets_for(needed, recipient, space, optional=plan.defaulted, needed_by=chain.tool.id)
     # Each request is judged again as it is made; a connection that is kept open has been.
     if isinstance(plan.spec, HttpSpec):
-        refuse_target(plan.spec, secrets.bounds)
+        grants.refuse_target(plan.spec, secrets.bounds)
     return secrets
 
 

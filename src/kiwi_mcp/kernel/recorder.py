@@ -41,7 +41,7 @@ from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan, ReadSpec
 from kiwi_mcp.domain.records import ApprovedBy, AuditLevel, Effects, Receipt, ReceiptHead, RunRecord, RunStatus
 from kiwi_mcp.domain.times import iso
-from kiwi_mcp.kernel.checkpoints.checkpoint import Guard
+from kiwi_mcp.kernel.checkpoints import checkpoint
 from kiwi_mcp.kernel.paths import AUDIT_KEY, outputs_home
 from kiwi_mcp.kernel.prepared import Prepared
 from kiwi_mcp.kernel.store import Store
@@ -524,7 +524,7 @@ class Run:
         """The secrets of the plan, once they are known."""
         self.approved_by: ApprovedBy | None = None
         """The rule or the approval, where the plan needed one."""
-        self.checkpoint: Guard | None = None
+        self.checkpoint: checkpoint.Guard | None = None
         """What is saved around the run, so that it can be undone; None where nothing is."""
         self.duration_ms = 0
         self.output: StoredOutput | None = None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a hint that names the nearest known word, or nothing where none is near."""
     spelled = {name.lower(): name for name in sorted(known)}
-    near = get_close_matches(word.lower()[:100], spelled, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(word.lower()[:100], spelled, n=1, cutoff=0.6)
     return f"Did you mean `{spelled[near[0]]}`? " if near else ""
 
 

@@ -17,11 +17,8 @@ from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_object
 from kiwi_mcp.domain.patterns import lazy_pattern
-from kiwi_mcp.manifest.directive import read_directive
+from kiwi_mcp.manifest import directive, knowledge, python_source, skill
 from kiwi_mcp.manifest.document import Document, read_json, read_toml, refuse
-from kiwi_mcp.manifest.knowledge import read_front_matter
-from kiwi_mcp.manifest.python_source import legacy_words, may_be_item, read_python, shifted
-from kiwi_mcp.manifest.skill import read_skill
 from kiwi_mcp.manifest.type_specs import TypeSpecs, load_type_specs
 from kiwi_mcp.manifest.yaml import read_yaml, syntax_fault
 
@@ -54,12 +51,12 @@ class Comments(Struct, frozen=True):
 def read_embedded(suffix: str, text: str, *, what: str, is_legacy_script: bool = False) -> SourceManifest | None:
     """Return the metadata a code file holds, or None where it is no item. Nothing in the file is run."""
     if suffix == ".py":
-        if not is_legacy_script and not may_be_item(text):
+        if not is_legacy_script and not python_source.may_be_item(text):
             return None
-        source = read_python(text, what=what)
+        source = python_source.read_python(text, what=what)
         if not is_legacy_script and not source.is_item:
             return None
-        value = legacy_words(source) if is_legacy_script else source.value
+        value = python_source.legacy_words(source) if is_legacy_script else source.value
         return SourceManifest(value, "embedded", source.lines, tuple(source.issues))
     for start, block in _leading_comments(text[:MAX_LEAD], comments_of(suffix)):
         if _KEY.search(block) is None:
@@ -67,7 +64,7 @@ def read_embedded(suffix: str, text: str, *, what: str, is_legacy_script: bool =
         try:
             document = read_yaml(block, what=what)
         except InvalidManifest as error:
-            raise InvalidManifest(what, [shifted(issue, start) for issue in error.issues]) from None
+            raise InvalidManifest(what, [python_source.shifted(issue, start) for issue in error.issues]) from None
         lines = {place: line + start for place, line in document.lines.items()}
         return SourceManifest(as_object(document.value), "embedded", lines)
     return None
@@ -170,12 +167,12 @@ def _read_markdown(path: Path, text: str, sheets: TypeSpecs) -> SourceManifest |
     spec, format_ = found
     issues: tuple[Issue, ...] = ()
     if format_.reader == "directive":
-        value = read_directive(text, what=path.name)
+        value = directive.read_directive(text, what=path.name)
     elif format_.reader == "skill":
         stem = path.parent.name if path.name == format_.file else path.stem
-        value, issues = read_skill(text, what=path.name, stem=stem)
+        value, issues = skill.read_skill(text, what=path.name, stem=stem)
     else:
-        value = read_front_matter(text, spec, format_, what=path.name, stem=path.stem)
+        value = knowledge.read_front_matter(text, spec, format_, what=path.name, stem=path.stem)
     return SourceManifest(
         {**value, "tool_type": spec.type, "executor": spec.default_executor or None}, "text", issues=issues
     )

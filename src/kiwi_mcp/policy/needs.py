@@ -22,7 +22,7 @@ from kiwi_mcp.domain.items import Needs, together
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.manifest.mcp.launch_command import server_in
+from kiwi_mcp.manifest.mcp import launch_command
 from kiwi_mcp.primitives.http.addresses import refusal
 from kiwi_mcp.sandbox.command_files import files_of_command, is_in_any, is_too_wide, script_in
 from kiwi_mcp.sandbox.levels import base_profile
@@ -474,7 +474,7 @@ def needs_named(config: JsonObject, issues: list[Issue], *, server: str = "NAME"
             read.append(folder)
         else:
             issues.append(_not_given(folder, server, "read"))
-    known = server_in(config)
+    known = launch_command.server_in(config)
     # The folders that the table of well-known servers names for it, also as defaults of variables.
     texts = (*known.folders, *known.env.values()) if known else ()
     listed = [str(write_place(path)) for text in texts for path in _paths(text)]

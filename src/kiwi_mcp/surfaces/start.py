@@ -17,9 +17,25 @@ from kiwi_mcp import __version__
 
 _LARGE = ("cli.app", "mcp.stdio_server", "mcp.memory_server")
 """The modules that import the kernel."""
+_LATER = (
+    "asyncio.sslproto", "difflib", "getpass", "glob", "inspect", "rfc8785", "ssl", "termios", "tomllib", "webbrowser",
+)  # fmt: skip
+"""Modules of others that most commands do not need: they are loaded when they are first used."""
+_OWN_LATER = (
+    "drivers.container", "drivers.environments.installer", "drivers.environments.package_manager", "drivers.git_copy",
+    "drivers.tool_calls", "kernel.checkpoints.checkpoint", "kernel.mcp_servers", "kernel.tool_list",
+    "manifest.directive", "manifest.hooks", "manifest.knowledge", "manifest.legacy.manifests",
+    "manifest.legacy.python_script", "manifest.mcp.launch_command", "manifest.permissions", "manifest.program",
+    "manifest.python_source", "manifest.skill", "policy.secret_access",
+    "primitives.egress_proxy", "primitives.process.stdio_process", "primitives.secrets.grants",
+    "store.registry.publish",
+)  # fmt: skip
+"""The same of Kiwi. Code that a command of every day imports names them as modules: `git_copy.git_copies()`."""
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
+else:
+    ModuleType = type(sys)
 
 
 def command() -> None:
@@ -30,6 +46,7 @@ def command() -> None:
     """
     codes: list[int] = []
     atexit.register(_leave, codes)
+    defer_modules()
     try:
         main()
         codes.append(0)
@@ -54,6 +71,26 @@ def _leave(codes: Sequence[int]) -> None:
 
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C ended."""
+
+
+def defer_modules() -> None:
+    """Put stand-ins in the place of modules that most commands do not need."""
+    for name in (*_LATER, *(f"kiwi_mcp.{own}" for own in _OWN_LATER)):
+        sys.modules.setdefault(name, LateModule(name))
+
+
+class LateModule(ModuleType):
+    """Stands in for a module until something of it is used.
+
+    The import system has a lock: a second thread that uses it meanwhile waits, and gets the same module.
+    """
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(import_module(self.__name__), name)
 
 
 def main() -> None:

@@ -14,10 +14,10 @@ from kiwi_mcp.domain.calls import Call
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
 from kiwi_mcp.domain.outcome import Status
+from kiwi_mcp.kernel import mcp_servers
 from kiwi_mcp.kernel.approvals import ApprovalGate
-from kiwi_mcp.kernel.checkpoints.checkpoint import OFFER
+from kiwi_mcp.kernel.checkpoints import checkpoint as checkpoints
 from kiwi_mcp.kernel.context import Context, VerbContext
-from kiwi_mcp.kernel.mcp_servers import McpServers
 from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.kernel.pipeline import callable_chain, plan_call, prepare
 from kiwi_mcp.kernel.pipeline import run as run_call
@@ -304,7 +304,7 @@ def _answer(run: Run, request: RunRequest, context: Context) -> Answer:
     if outcome.is_success:
         # It was of use: for later searches, and for when its server is listed again.
         if run.chain.server is not None:
-            services.one(McpServers).note_use(run.chain.server.tool.identity)
+            services.one(mcp_servers.McpServers).note_use(run.chain.server.tool.identity)
         services.recall_log.add_use(tool.identity, run.call.space, context.caller, is_run=True)
         gives_instructions = tool.manifest.result_kind == "instructions"
         is_own = outcome.details.get("is_instructions") is True  # a native item gave what may instruct
@@ -332,5 +332,5 @@ def _checkpoint(run: Run) -> JsonObject:
     call: JsonObject = {"item_type": "directive", "item_id": "git_checkpoint", "parameters": operation}
     hint = f"Run it with `checkpoint: true` next time; then execute {compact(call)} reviews what it changed."
     return {"checkpoint": summary} | (
-        {"checkpoint_recommended": True, "checkpoint_hint": hint} if summary is OFFER else {}
+        {"checkpoint_recommended": True, "checkpoint_hint": hint} if summary is checkpoints.OFFER else {}
     )

@@ -26,7 +26,7 @@ from kiwi_mcp.domain.registry import (
 from kiwi_mcp.domain.times import moment
 from kiwi_mcp.store.database import Database, Row, Value
 from kiwi_mcp.store.registry import publish
-from kiwi_mcp.store.registry.publish import StatusOp, broken_log, version_drafts
+from kiwi_mcp.store.registry import publish as publishing
 from kiwi_mcp.store.registry.release_check import MAX_LINKS, CheckedRelease
 from kiwi_mcp.store.registry.rows import (
     BY_ITEM,
@@ -122,7 +122,7 @@ class Registry:
         self, releases: Sequence[CheckedRelease], events: Sequence[RegistryEvent] = (), *, is_seeding: bool = False
     ) -> tuple[PublishResult, ...]:
         """Seal releases and set the status of versions, in one transaction; what is stored already stays."""
-        drafts = version_drafts(releases, self.actor, is_seeding=is_seeding)
+        drafts = publishing.version_drafts(releases, self.actor, is_seeding=is_seeding)
         database, sight = self._database, self._sight
         with database.transaction() as transaction:
             # Set visibilities first: a version may use a private executor only if its own item is private.
@@ -204,7 +204,7 @@ class Registry:
         return tuple(releases)
 
     def set_status(
-        self, names: Sequence[VersionName], op: StatusOp, reason: str = "", at: str = ""
+        self, names: Sequence[VersionName], op: publishing.StatusOp, reason: str = "", at: str = ""
     ) -> tuple[VersionInfo, ...]:
         """Yank or deprecate versions, or take it back, and return them with their new status."""
         with self._database.transaction() as transaction:
@@ -338,7 +338,7 @@ def verify_store(database: Database, sight: VisibilityFilter) -> Iterator[Issue]
         if database.dialect == "sqlite":
             faults = (str(row[0]) for row in database.read("PRAGMA integrity_check"))
             yield from (Issue("store", fault[:400], _RESTORE) for fault in faults if fault != "ok")
-        yield from broken_log(database)
+        yield from publishing.broken_log(database)
         for what, rows in _ORPHANS.items():
             ((count,),) = database.read(f"select count(*) from {rows}")  # noqa: S608 - our own words
             if count:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import sys
 import termios
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from getpass import getpass
 
 from kiwi_mcp.domain.calls import Answers, Ask, Question, Questions, no_answers
 from kiwi_mcp.domain.errors import InvalidRequest, PolicyDenied, Unanswered
@@ -168,7 +168,7 @@ def ask_network(rows: Iterable[JsonObject]) -> Mapping[str, Sequence[str]]:
 def read_secret(name: str) -> str:
     """Return a value that no list of processes and no history of commands shows."""
     if sys.stdin.isatty():
-        return getpass(f"Value of {name}: ", stream=sys.stderr)
+        return getpass.getpass(f"Value of {name}: ", stream=sys.stderr)
     try:
         return sys.stdin.read(_SECRET_LIMIT).removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:

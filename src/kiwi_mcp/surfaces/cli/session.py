@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _CANCELLED = 143
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
 _QUIET_SECONDS = 1.0
 _WIDTH = 100
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -56,15 +57,18 @@ class CliSession:
     async def opened(self) -> AsyncIterator[Kernel]:
         """Open the kernel of this command."""
         # A tool must not outlive the command that runs it, whichever signal ends the command.
-        task = asyncio.current_task()
-        if task is not None:
-            for number in (signal.SIGTERM, signal.SIGHUP):
-                asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None  # noqa: S101 - a coroutine of a loop runs in one
+        for number in _ENDING:
+            # As the loop's own handlers, which import `inspect` for 5 ms.
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(task.cancel))
         kernel = Kernel(self.project, surface="cli", is_short_lived=True)
         try:
             yield kernel
         finally:
             await kernel.aclose()
+            for number in _ENDING:
+                signal.signal(number, signal.SIG_DFL)
 
     async def send(self, kernel: Kernel, verb: str, request: JsonObject, questions: Ask = no_answers) -> Answer:
         """Send one request to a kernel, and show its progress meanwhile."""
