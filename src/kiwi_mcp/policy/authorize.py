@@ -30,7 +30,7 @@ from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.plan import ChangeSpec, HttpSpec, Plan, ProcessSpec
 from kiwi_mcp.manifest.json_schema import faults, schema_faults
 from kiwi_mcp.manifest.names import did_you_mean
-from kiwi_mcp.memory.files import change_of, plain_parts, version_of
+from kiwi_mcp.memory import files as memory_files
 from kiwi_mcp.policy.needs import anchored
 from kiwi_mcp.primitives.http.addresses import PORTS, host_port
 from kiwi_mcp.sandbox.levels import base_profile
@@ -104,7 +104,7 @@ def with_file(plan: Plan, chain: Chain, space: Space) -> Plan:
     if not tool.origin.is_built_in or not (action := as_text(tool.manifest.config.get("file"))):
         return plan
     path, is_change = as_text(plan.inputs.get("path")), action in _CHANGES
-    for part in plain_parts(path):
+    for part in memory_files.plain_parts(path):
         if (part.startswith(".") and part not in _ORDINARY) or (is_change and base_profile().is_protected(part)):
             raise ReservedPath(path)
     if not is_change or not isinstance(plan.spec, ProcessSpec):
@@ -112,8 +112,8 @@ def with_file(plan: Plan, chain: Chain, space: Space) -> Plan:
     root = Path(os.path.realpath(space.project))
     if plan.profile and any((root / path).is_relative_to(hidden) for hidden in plan.profile.hidden):
         raise PolicyDenied(f"A rule of the owner denies {path!r}.", suggestion="Choose another path.")
-    change = change_of(root, action, plan.inputs, tool.id)
-    shown = ChangeSpec(str(root / path), version_of(change.before), change.diff())
+    change = memory_files.change_of(root, action, plan.inputs, tool.id)
+    shown = ChangeSpec(str(root / path), memory_files.version_of(change.before), change.diff())
     # The process ends without a change if the file is no longer the version that was approved.
     given = {**plan.inputs, "expected_version": shown.version}
     spec = replace(plan.spec, stdin=compact(given).encode())

@@ -26,7 +26,7 @@ _OWN_LATER = (
     "drivers.tool_calls", "kernel.checkpoints.checkpoint", "kernel.mcp_servers", "kernel.tool_list",
     "manifest.directive", "manifest.hooks", "manifest.knowledge", "manifest.legacy.manifests",
     "manifest.legacy.python_script", "manifest.mcp.launch_command", "manifest.permissions", "manifest.program",
-    "manifest.python_source", "manifest.skill", "policy.secret_access",
+    "manifest.python_source", "manifest.skill", "memory.files", "policy.secret_access",
     "primitives.egress_proxy", "primitives.process.stdio_process", "primitives.secrets.grants",
     "store.registry.publish",
 )  # fmt: skip
