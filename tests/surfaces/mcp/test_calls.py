@@ -30,8 +30,9 @@ from kiwi_mcp.store.tasks import KEPT_MS, LOST, STALE_MS, Task, Tasks
 from kiwi_mcp.surfaces.mcp import calls as calls_module
 from kiwi_mcp.surfaces.mcp import calls as parked_module
 from kiwi_mcp.surfaces.mcp import tasks as tasks_module
-from kiwi_mcp.surfaces.mcp.calls import Calls, ClientCall, Reply, WaitingCalls
+from kiwi_mcp.surfaces.mcp.calls import Calls, ClientCall, WaitingCalls
 from kiwi_mcp.surfaces.mcp.protocol import Context
+from kiwi_mcp.surfaces.mcp.running_call import Result
 from kiwi_mcp.surfaces.mcp.tasks import EXTENSION, TaskManager, milliseconds
 
 PATIENCE = 120.0
@@ -150,7 +151,7 @@ class World:
     def new_calls(self, principal: Callable[[Context], str] = lambda _: "ben") -> Calls:
         return Calls(self.tasks, task_after=lambda: self.task_after, principal=principal)
 
-    async def call_tool(self, context: Context, params: types.CallToolRequestParams) -> Reply:
+    async def call_tool(self, context: Context, params: types.CallToolRequestParams) -> Result:
         tool, use = self.tools[params.name]
         arguments = params.arguments or {}
 
@@ -739,11 +740,10 @@ def test_a_task_of_a_dead_process_is_not_reported_as_running(world: World) -> No
     run(story())
 
 
-def test_another_process_reads_answers_and_stops_a_task(world: World) -> None:
+def test_another_process_reads_answers_and_stops_a_task(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         world.tools |= {"who": (who, "always"), "long": (for_ever, "always")}
-        assert world.calls._manager is not None
-        world.calls._manager._look = 0.01
+        monkeypatch.setattr(tasks_module, "LOOK_SECONDS", 0.01)
         other = TaskManager(world.tasks)
         async with world.client(WITH_TASKS) as client:
             asks, runs = (await client.call("who"))["taskId"], (await client.call("long"))["taskId"]
@@ -963,8 +963,7 @@ def test_a_failing_store_and_its_recovery_are_reported_once(
         store = Failing()
         world.tools["long"] = (for_ever, "always")
         world.calls = Calls(store, task_after=lambda: 0.0, principal=lambda _: "ben")
-        assert world.calls._manager is not None
-        world.calls._manager._look = 0.01
+        monkeypatch.setattr(tasks_module, "LOOK_SECONDS", 0.01)
         async with world.client(WITH_TASKS) as client:
             await client.call("long")
             store.is_down = True

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kiwi_mcp.domain.outcome import Progress
-from kiwi_mcp.surfaces.mcp.notifications import ProgressRelay, ahead_of
+from kiwi_mcp.surfaces.mcp.running_call import ahead_of, progress_relay
 
 AMOUNTS = st.floats(0, 1_000, allow_nan=False)
 REPORTS = st.builds(Progress, st.just("working"), AMOUNTS, st.none() | st.floats(1, 1_000))
@@ -47,26 +47,26 @@ def test_progress_without_a_number_grows_by_a_small_step_below_the_total() -> No
 @pytest.mark.req("K-PR-04")
 async def test_a_flood_of_reports_becomes_the_first_and_the_last() -> None:
     client = Client()
-    async with ProgressRelay(client.hear, interval=30) as relay:
-        relay.report(Progress("first", 1, 1_000))
+    async with progress_relay(client.hear, interval=30) as report:
+        report(Progress("first", 1, 1_000))
         await client.notified.wait()
         for number in range(2, 1_000):
-            relay.report(Progress("more", number, 1_000))
-        relay.report(Progress("last", 1_000, 1_000))
+            report(Progress("more", number, 1_000))
+        report(Progress("last", 1_000, 1_000))
     assert client.notes == [(1, 1_000, "first"), (1_000, 1_000, "last")]
 
 
 async def test_a_cancelled_call_reports_nothing_more() -> None:
     client = Client()
     with suppress(RuntimeError):
-        async with ProgressRelay(client.hear) as relay:
-            relay.report(Progress("too late"))
+        async with progress_relay(client.hear) as report:
+            report(Progress("too late"))
             raise RuntimeError
     assert client.notes == []
 
 
 async def test_progress_without_a_message_is_reported_without_one() -> None:
     client = Client()
-    async with ProgressRelay(client.hear) as relay:
-        relay.report(Progress("", 1, 4))
+    async with progress_relay(client.hear) as report:
+        report(Progress("", 1, 4))
     assert client.notes == [(1, 4, None)]

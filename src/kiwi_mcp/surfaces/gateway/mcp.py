@@ -56,9 +56,9 @@ from kiwi_mcp.domain.json import as_object, as_text
 from kiwi_mcp.surfaces.gateway.auth import Authenticator, GatewayUser, visiting, visitor_of
 from kiwi_mcp.surfaces.gateway.registry import declared_length, timely
 from kiwi_mcp.surfaces.mcp.calls import Calls
-from kiwi_mcp.surfaces.mcp.client_requests import askable
 from kiwi_mcp.surfaces.mcp.fast_path import METHOD, Answer, FastRequest, stop
 from kiwi_mcp.surfaces.mcp.protocol import LEFT, Context
+from kiwi_mcp.surfaces.mcp.running_call import askable
 from kiwi_mcp.surfaces.mcp.server import McpServer
 from kiwi_mcp.surfaces.mcp.stdio_server import encoded
 
@@ -130,9 +130,6 @@ def _event(message: bytes) -> bytes:
     return b"event: message\r\ndata: %b\r\n\r\n" % message
 
 
-_OK = 200
-
-
 def is_modern_call(scope: Scope) -> bool:
     """Whether a request says by its headers that it is a call of the newest era."""
     headers = Headers(scope=scope)
@@ -201,7 +198,8 @@ class ModernRequest:
             await stop(task)
         if not task.cancelled():
             answer = task.result()
-            await reply.answer(answer, status=_status(answer))
+            status = ERROR_CODE_HTTP_STATUS.get(answer.error.code, 200) if isinstance(answer, JSONRPCError) else 200
+            await reply.answer(answer, status=status)
 
     async def _work(self, exchange: FastRequest, route: InboundModernRoute) -> dict[str, Any]:
         connection = Connection.from_envelope(route.protocol_version, route.client_info, route.client_capabilities)
@@ -217,10 +215,6 @@ def encode_modern(message: JSONRPCMessage) -> bytes:
     """Return a message as the SDK writes it in this era."""
     response = message.model_dump(mode="json", by_alias=True, exclude_none=True)
     return json.dumps(response, separators=(",", ":")).encode()
-
-
-def _status(answer: Answer) -> int:
-    return ERROR_CODE_HTTP_STATUS.get(answer.error.code, _OK) if isinstance(answer, JSONRPCError) else _OK
 
 
 MAX_BODY = 4_194_304
@@ -250,11 +244,13 @@ class Session(StreamableHTTPServerTransport):
                 known = self._exchanges.get(coerce_request_id(number)) if number is not None else None
                 if known is not None:
                     known[0].call_off(known[1])
-            case JSONRPCRequest(method="tools/call") as message if self._is_plain(request):
+            # If the SDK would take the request as it is, and its client an answer in either form.
+            case JSONRPCRequest(method="tools/call") as message if all(
+                check_accept_headers(request)
+            ) and self._check_content_type(request):
                 reply = StreamReply(send, encoded, self._header)
-                exchange = FastRequest(
-                    message, reply.tell, message_metadata=ServerMessageMetadata(request_context=request)
-                )
+                about = ServerMessageMetadata(request_context=request)
+                exchange = FastRequest(message, reply.tell, message_metadata=about)
                 if self._begin(exchange):
                     await self._see_to(exchange, reply, scope, receive, send)
                     return
@@ -266,10 +262,6 @@ class Session(StreamableHTTPServerTransport):
             if not task.cancelling():
                 task.cancel()
         await super().terminate()
-
-    def _is_plain(self, request: Request) -> bool:
-        """Whether the SDK would take a request as it is, and its client an answer in either form."""
-        return all(check_accept_headers(request)) and self._check_content_type(request)
 
     def _begin(self, exchange: FastRequest) -> bool:
         key, runner = exchange.key, self._server.open_runner(self.mcp_session_id)
@@ -296,10 +288,9 @@ class Session(StreamableHTTPServerTransport):
             error = ErrorData(code=REQUEST_CANCELLED, message="Request cancelled")
             await reply.answer(JSONRPCError(jsonrpc="2.0", id=exchange.request.id, error=error))
         elif not await reply.end():
-            response = "Session terminated before the request completed"
-            await self._create_error_response(response, HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL_ERROR)(
-                scope, receive, send
-            )
+            message = "Session terminated before the request completed"
+            response = self._create_error_response(message, HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL_ERROR)
+            await response(scope, receive, send)
 
 
 class Sessions(StreamableHTTPSessionManager):
@@ -330,8 +321,7 @@ class Sessions(StreamableHTTPSessionManager):
 
     async def end_where(self, is_over: Callable[[str], bool]) -> None:
         """End the sessions of credentials that no longer exist; their calls are cancelled."""
-        over = [name for name, owner in self._session_owners.items() if is_over(owner["client_id"])]
-        for name in over:
+        for name in [name for name, owner in self._session_owners.items() if is_over(owner["client_id"])]:
             if (transport := self._server_instances.get(name)) is not None:
                 await self._discard_session(name, transport)
 
@@ -416,7 +406,14 @@ class McpEndpoint:
     ) -> None:
         """Have an application answer a request within the limits of its token, until the token is removed."""
         visitor = scope["kiwi.visitor"]
-        self._check_room(visitor, Headers(scope=scope), is_listening=is_listening)
+        if self._is_ending:
+            raise _leaving()
+        if (length := declared_length(Headers(scope=scope))) > MAX_BODY:
+            raise TooLarge("The body", size=length, limit=MAX_BODY)
+        theirs = [visit for visit in self._visits if visit.visitor.principal == visitor.principal]
+        if sum(visit.is_listening == is_listening for visit in theirs) >= _AT_ONCE:
+            message = f"{_AT_ONCE} requests of yours are under way."
+            raise Unavailable(message, suggestion="Wait for some of them to end.")
         visiting.set(visitor)
         limit = asyncio.timeout(_LISTENING_SECONDS if is_listening else _CALL_SECONDS)
         visit = _Visit(visitor, is_listening, limit)
@@ -438,17 +435,6 @@ class McpEndpoint:
             if not visit.has_begun:  # half an answer cannot be taken back: the connection is closed
                 raise (visit.reason or _leaving()) from None
 
-    def _check_room(self, visitor: GatewayUser, headers: Headers, *, is_listening: bool) -> None:
-        if self._is_ending:
-            raise _leaving()
-        if (length := declared_length(headers)) > MAX_BODY:
-            raise TooLarge("The body", size=length, limit=MAX_BODY)
-        theirs = [visit for visit in self._visits if visit.visitor.principal == visitor.principal]
-        if sum(visit.is_listening == is_listening for visit in theirs) >= _AT_ONCE:
-            raise Unavailable(
-                f"{_AT_ONCE} requests of yours are under way.", suggestion="Wait for some of them to end."
-            )
-
     async def _watch(self) -> None:
         """End what was begun with a token that has been removed, and what listens with one that has expired."""
         while True:
@@ -457,7 +443,9 @@ class McpEndpoint:
                 is_good = self._door.still_admits(visit.visitor)
                 # A call that began in time is finished; notifications are only for clients that may still get them.
                 if not is_good and (visit.is_listening or visit.visitor.expires_at is None):
-                    visit.end(_removed())
+                    message = "The token was removed, or has expired, while the request was under way."
+                    suggestion = "Ask the owner for another one; what was begun with this one was stopped."
+                    visit.end(TokenRefused(message, suggestion=suggestion))
             await self._sessions.end_where(self._door.has_removed)
             self._calls.end_where(self._door.has_removed)
 
@@ -466,13 +454,6 @@ def principal(context: Context) -> str:
     """Return the sender of a request, as the record names them."""
     assert isinstance(context.request, Request)  # noqa: S101 - every message came in one
     return visitor_of(context.request).principal
-
-
-def _removed() -> TokenRefused:
-    return TokenRefused(
-        "The token was removed, or has expired, while the request was under way.",
-        suggestion="Ask the owner for another one; what was begun with this one was stopped.",
-    )
 
 
 def _leaving() -> Unavailable:

@@ -219,7 +219,11 @@ class JwksCache:
             _log.warning("the identity provider cannot be used: %s", error)
 
     async def _published(self) -> Sequence[Json]:
-        described = await self._description()
+        for url in metadata_urls(self._url):
+            if (described := await self._get(url)) is not None:
+                break
+        else:
+            raise self._nonsense("it does not describe itself")
         if as_text(described.get("issuer")) != self._url:
             raise self._nonsense("it calls itself by another name")
         keys_url = as_text(described.get("jwks_uri"))
@@ -228,12 +232,6 @@ class JwksCache:
         if (found := await self._get(keys_url)) is None:
             raise self._nonsense("it does not give its keys")
         return as_list(found.get("keys"))[:_MAX_KEYS]
-
-    async def _description(self) -> JsonObject:
-        for url in metadata_urls(self._url):
-            if (found := await self._get(url)) is not None:
-                return found
-        raise self._nonsense("it does not describe itself")
 
     async def _get(self, url: str) -> JsonObject | None:
         spec = HttpSpec(
@@ -270,23 +268,15 @@ def usable_keys(published: Sequence[Json]) -> Mapping[tuple[str, str], PyJWK]:
     """Return the published keys that verify signatures, by their id and by each way of signing they fit."""
     keys: dict[tuple[str, str], PyJWK] = {}
     for jwk in map(as_object, published):
-        for algorithm in ALGORITHMS:
+        public = {word: value for word, value in jwk.items() if word != "d"}
+        for algorithm, needed in ALGORITHMS.items():
             name = (as_text(jwk.get("kid")), algorithm)
-            if name not in keys and _fits(jwk, algorithm) and (key := _made(jwk, algorithm)) is not None:
-                keys[name] = key
+            is_for_signatures = jwk.get("use", "sig") == "sig" and jwk.get("alg", algorithm) == algorithm
+            is_of_kind = all(jwk.get(word) == value for word, value in needed.items())
+            if name not in keys and is_for_signatures and is_of_kind:
+                with suppress(PyJWTError, ValueError, TypeError):  # a key that cannot be read takes no other with it
+                    keys[name] = PyJWK(public, algorithm)
     return keys
-
-
-def _fits(jwk: JsonObject, algorithm: str) -> bool:
-    is_for_signatures = jwk.get("use", "sig") == "sig" and jwk.get("alg", algorithm) == algorithm
-    return is_for_signatures and all(jwk.get(word) == value for word, value in ALGORITHMS[algorithm].items())
-
-
-def _made(jwk: JsonObject, algorithm: str) -> PyJWK | None:
-    try:
-        return PyJWK({word: value for word, value in jwk.items() if word != "d"}, algorithm)
-    except (PyJWTError, ValueError, TypeError):
-        return None  # one key that cannot be read takes none of the others with it
 
 
 def _authority(url: str) -> str:
@@ -299,9 +289,7 @@ _LEEWAY = 30
 """How many seconds the clocks of the provider and of this machine may differ."""
 _TYPES = frozenset({"", "jwt", "at+jwt", "application/jwt", "application/at+jwt"})
 """What an access token may call itself; other tokens of a provider (of a logout, of an event) are signed alike."""
-_NEEDED = ["iss", "aud", "sub", "exp"]
 _MAX_SUBJECT = 255
-_PARTS = 3
 
 
 class VerifiedToken(Struct, frozen=True):
@@ -330,7 +318,16 @@ class TokenVerifier:
                 raise _refused("its kind is not taken")
             if (key := await self._issuer.key(kid, algorithm)) is None:
                 raise _refused("its key is not known")
-            return self._identity(self._claims(token, key, algorithm))
+            claims = jwt.decode(
+                token,
+                key,
+                algorithms=[algorithm],
+                audience=self.settings.audience,
+                issuer=self.settings.issuer,
+                leeway=_LEEWAY,
+                options={"require": ["iss", "aud", "sub", "exp"], "enforce_minimum_key_length": True},
+            )
+            return self._identity(as_object(claims))
         except jwt.ExpiredSignatureError:
             raise _refused("it has expired", TokenExpired) from None
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError) as error:
@@ -339,19 +336,6 @@ class TokenVerifier:
     async def aclose(self) -> None:
         """Close the connection to the provider."""
         await self._issuer.aclose()
-
-    def _claims(self, token: str, key: jwt.PyJWK, algorithm: str) -> JsonObject:
-        return as_object(
-            jwt.decode(
-                token,
-                key,
-                algorithms=[algorithm],
-                audience=self.settings.audience,
-                issuer=self.settings.issuer,
-                leeway=_LEEWAY,
-                options={"require": _NEEDED, "enforce_minimum_key_length": True},
-            )
-        )
 
     def _identity(self, claims: JsonObject) -> VerifiedToken:
         subject, expires_at = as_text(claims.get("sub")), claims["exp"]
@@ -369,7 +353,7 @@ class TokenVerifier:
 
 def is_access_token(secret: str) -> bool:
     """Whether a word has the form of a signed token, which no token of Kiwi's own has."""
-    return secret.count(".") == _PARTS - 1
+    return secret.count(".") == 2  # noqa: PLR2004 - header, claims and signature
 
 
 def _words(claims: JsonObject, name: str) -> list[str]:

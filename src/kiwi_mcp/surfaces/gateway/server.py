@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import cache
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -56,9 +57,6 @@ Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 _log = logging.getLogger("kiwi.gateway")
 _SECONDS = 240.0
 HEALTH = "/health"
-_QUERY_WORDS = frozenset({"tool_id"})
-_NO_ROUTE = 404
-_OUR_FAULT = 500
 _WAITS = {429: "60", 503: "2"}
 """After how many seconds a client may try again."""
 
@@ -72,33 +70,30 @@ def gateway(
     seconds: float = _SECONDS,
 ) -> ASGIApp:
     """Return the application that serves a registry, and tools and verbs if it may, with authentication."""
-    routes = RegistryRoutes(registry)
-    app = Starlette(
-        routes=[
-            Route(HEALTH, _health, methods=["GET"]),
-            Route(LAYOUT, answered(routes.layout), methods=["GET"]),
-            Route(INDEX, answered(routes.index), methods=["GET"]),
-            Route(INDEX, answered(routes.put_index), methods=["PUT"]),
-            Route(BLOBS + "/{digest}", answered(routes.blob), methods=["GET"]),
-            Route(BLOBS + "/{digest}", answered(routes.put_blob), methods=["PUT"]),
-            *_well_known(door),
-            *(verb_routes(kernel, answered) if kernel is not None else ()),
-        ],
-        exception_handlers={HTTPException: _no_route},
-    )
+    files = RegistryRoutes(registry)
+    routes = [
+        Route(HEALTH, _constant({"status": "ok"}), methods=["GET"]),
+        Route(LAYOUT, answered(files.layout), methods=["GET"]),
+        Route(INDEX, answered(files.index), methods=["GET"]),
+        Route(INDEX, answered(files.put_index), methods=["PUT"]),
+        Route(BLOBS + "/{digest}", answered(files.blob), methods=["GET"]),
+        Route(BLOBS + "/{digest}", answered(files.put_blob), methods=["PUT"]),
+        *(verb_routes(kernel, answered) if kernel is not None else ()),
+    ]
+    if door.metadata is not None:
+        # Which identity provider clients go to; the address of that may follow the one of the resource.
+        metadata = _constant(door.metadata)
+        routes += [Route(path, metadata, methods=["GET"]) for path in (WELL_KNOWN, WELL_KNOWN + "/{resource:path}")]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
     app.router.redirect_slashes = False
     return AuthMiddleware(door, TimeoutMiddleware(app, seconds), mcp, verbs=app)
 
 
-def _well_known(door: Authenticator) -> Sequence[Route]:
-    """Return where clients read which identity provider to go to; its address may follow that of the resource."""
-    if (metadata := door.metadata) is None:
-        return ()
+def _constant(content: JsonObject) -> Endpoint:
+    async def answer(_: Request) -> Response:
+        return JSONResponse(content)
 
-    async def tell(_: Request) -> Response:
-        return JSONResponse(metadata)
-
-    return [Route(path, tell, methods=["GET"]) for path in (WELL_KNOWN, WELL_KNOWN + "/{resource:path}")]
+    return answer
 
 
 class AuthMiddleware:
@@ -121,33 +116,31 @@ class AuthMiddleware:
                 scope["kiwi.visitor"] = await self._door.admit(headers)
             request = Request(scope)
             # A token in an address would be kept in histories and logs; no word but these belongs there.
-            if unknown := [word for word in request.query_params if word not in _QUERY_WORDS]:
+            if unknown := [word for word in request.query_params if word != "tool_id"]:
                 raise InvalidRequest(
                     f"The address holds {len(unknown)} words that this server does not know.",
                     suggestion="Send a token as `Authorization: Bearer …`, and nothing else in the address.",
                 )
-            await self._passed(scope, receive, send)
+            await self._pass(scope, receive, send)
         except KiwiError as error:
             is_mcp = scope["path"] == MCP
             await _answer(error, self._door.challenge(error, headers), is_mcp=is_mcp)(scope, receive, send)
 
-    async def _passed(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Whether an address belongs to the API, and so needs a token that may use tools.
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         is_api = path.startswith(API) or path == OPENAPI
-        if is_api or path == MCP:
-            if self._mcp is None:
-                hint = "Let its owner start `kiwi up` without `--read-only`, or use another server."
-                raise NotFound("This server is read-only, and has no tools.", suggestion=hint)
-            if not is_api:
-                await self._mcp(scope, receive, send)
-                return
+        if (is_api or path == MCP) and self._mcp is None:
+            hint = "Let its owner start `kiwi up` without `--read-only`, or use another server."
+            raise NotFound("This server is read-only, and has no tools.", suggestion=hint)
+        if path == MCP and self._mcp is not None:
+            await self._mcp(scope, receive, send)
+        elif is_api and self._mcp is not None:
             self._door.check_tools(scope["kiwi.visitor"])
             await self._mcp.limited(self._verbs, scope, receive, send)
-            return
-        if not _is_for_all(scope["path"]):
-            self._door.check_reader(scope["kiwi.visitor"])
-        await self._app(scope, receive, send)
+        else:
+            if not _is_for_all(path):
+                self._door.check_reader(scope["kiwi.visitor"])
+            await self._app(scope, receive, send)
 
 
 class TimeoutMiddleware:
@@ -198,35 +191,29 @@ def _is_for_all(path: str) -> bool:
     return path in {HEALTH, WELL_KNOWN} or path.startswith(f"{WELL_KNOWN}/")
 
 
-async def _health(_: Request) -> Response:
-    return JSONResponse({"status": "ok"})
-
-
 async def _no_route(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for these alone
-    response = "Nothing is served there." if error.status_code == _NO_ROUTE else "That method is not served there."
+    is_unknown = error.status_code == HTTPStatus.NOT_FOUND
     hint = (
         f"The registry's layout is at `/registry/index.json`. Tools are at `{MCP}` and verbs below `{API}`, "
         f"as `{OPENAPI}` lists them, unless the server is read-only."
     )
-    return JSONResponse(
-        NotFound(response, suggestion=hint).to_response(), status_code=error.status_code, headers=error.headers
+    refusal = NotFound(
+        "Nothing is served there." if is_unknown else "That method is not served there.", suggestion=hint
     )
+    return JSONResponse(refusal.to_response(), status_code=error.status_code, headers=error.headers)
 
 
 def _answer(error: KiwiError, challenge: str = "", *, is_mcp: bool = False) -> Response:
     headers = {"WWW-Authenticate": challenge} if challenge else {}
     if wait := _WAITS.get(error.http_status):
         headers["Retry-After"] = wait
-    response = _as_rpc(error) if is_mcp else error.to_response()
+    response = error.to_response()
+    if is_mcp:  # clients of MCP read an error of the protocol, and nothing else of an answer
+        code = INTERNAL_ERROR if error.http_status >= HTTPStatus.INTERNAL_SERVER_ERROR else INVALID_REQUEST
+        fault: JsonObject = {"code": code, "message": f"{error.message} {error.suggestion}", "data": response}
+        response = {"jsonrpc": "2.0", "id": None, "error": fault}
     return JSONResponse(response, status_code=error.http_status, headers=headers)
-
-
-def _as_rpc(error: KiwiError) -> JsonObject:
-    """Return a refusal as clients of MCP show it: they read an error of the protocol, and nothing else of an answer."""
-    code = INTERNAL_ERROR if error.http_status >= _OUR_FAULT else INVALID_REQUEST
-    said = f"{error.message} {error.suggestion}"
-    return {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": said, "data": error.to_response()}}
 
 
 API = "/v1/"
@@ -235,7 +222,11 @@ OPENAPI = "/openapi.json"
 
 def verb_routes(kernel: VisitedKernel, wrap: Callable[[Endpoint], Endpoint]) -> Sequence[Route]:
     """Return a route for each verb that is not local, and one for the OpenAPI document."""
-    described = Route(OPENAPI, _describe, methods=["GET"])
+
+    async def describe(_: Request) -> Response:
+        return JSONResponse(openapi())
+
+    described = Route(OPENAPI, describe, methods=["GET"])
     return [described, *(Route(path_of(one), wrap(_verb_endpoint(kernel, one)), methods=["POST"]) for one in _served())]
 
 
@@ -269,52 +260,42 @@ def _verb_endpoint(kernel: VisitedKernel, verb: Verb) -> Endpoint:
     return answer
 
 
-async def _describe(_: Request) -> Response:
-    return JSONResponse(openapi())
-
-
 @cache
 def openapi() -> JsonObject:
     """Return the OpenAPI document of all routes."""
     verbs = [*_served()]
-    types = dict.fromkeys(part for verb in verbs for part in (verb.request, verb.response) if _has_schema(part))
-    schemas, components = msgspec.json.schema_components([*types], ref_template="#/components/schemas/{name}")
+    parts = dict.fromkeys(part for verb in verbs for part in (verb.request, verb.response))
+    types = [part for part in parts if part is not VerbResponse and hasattr(part, "__struct_fields__")]
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     by_type = dict(zip(types, schemas, strict=True))
+
+    def content(part: type) -> JsonObject:
+        return {"application/json": {"schema": as_object(by_type.get(part, {"type": "object"}))}}
+
+    def operation(verb: Verb) -> JsonObject:
+        return {
+            "operationId": verb.path.replace(" ", "_"),
+            "summary": verb.help,
+            "requestBody": {"content": content(verb.request)},
+            "responses": {
+                "200": {"description": "The response.", "content": content(verb.response)},
+                "default": {"description": "A refusal: `error`, `code`, `message`, `suggestion`."},
+            },
+        }
+
     return {
         "openapi": "3.1.0",
         "info": {"title": "Kiwi", "version": __version__},
-        "paths": {path_of(verb): {"post": _operation(verb, by_type)} for verb in verbs},
+        "paths": {path_of(verb): {"post": operation(verb)} for verb in verbs},
         "components": {"schemas": components, "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}}},
         "security": [{"bearer": []}],
     }
 
 
-def _has_schema(part: type) -> bool:
-    return part is not VerbResponse and hasattr(part, "__struct_fields__")
-
-
-def _operation(verb: Verb, schemas: dict[type, dict[str, object]]) -> JsonObject:
-    def content(part: type) -> JsonObject:
-        return {"application/json": {"schema": as_object(schemas.get(part, {"type": "object"}))}}  # type: ignore[arg-type]
-
-    return {
-        "operationId": verb.path.replace(" ", "_"),
-        "summary": verb.help,
-        "requestBody": {"content": content(verb.request)},
-        "responses": {
-            "200": {"description": "The response.", "content": content(verb.response)},
-            "default": {"description": "A refusal: `error`, `code`, `message`, `suggestion`."},
-        },
-    }
-
-
 PORT = 8765
 _CONNECTIONS = 512
-_HEAD_BYTES = 16_384
 _HEAD_SECONDS = 10.0
 """How long a connection may take to send the head of its first request."""
-_IDLE_SECONDS = 15
-_GRACE_SECONDS = 10
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -450,9 +431,9 @@ def _config(app: ASGIApp, listening: GatewayConfig) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         limit_concurrency=_CONNECTIONS,
-        timeout_keep_alive=_IDLE_SECONDS,
-        timeout_graceful_shutdown=_GRACE_SECONDS,
-        h11_max_incomplete_event_size=_HEAD_BYTES,
+        timeout_keep_alive=15,
+        timeout_graceful_shutdown=10,
+        h11_max_incomplete_event_size=16_384,
     )
 
 

@@ -10,7 +10,6 @@ from functools import partial
 from hashlib import sha256
 from secrets import token_bytes, token_hex
 from time import monotonic
-from typing import TypeAlias
 
 import anyio.lowlevel
 import mcp_types as types
@@ -22,26 +21,25 @@ from msgspec import Struct, field
 from pydantic import BaseModel
 
 from kiwi_mcp.domain.calls import unheard
-from kiwi_mcp.domain.errors import Unanswered
 from kiwi_mcp.domain.json import JsonObject, as_text
 from kiwi_mcp.domain.mcp import TaskUse
 from kiwi_mcp.domain.outcome import silent
+from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.store.tasks import Task, Tasks
-from kiwi_mcp.surfaces.mcp.client_requests import as_request, ask_client, askable
-from kiwi_mcp.surfaces.mcp.notifications import hearing
 from kiwi_mcp.surfaces.mcp.protocol import Context
-from kiwi_mcp.surfaces.mcp.running_call import Result, RunningCall, Work, is_unhurried
-from kiwi_mcp.surfaces.mcp.tasks import (
-    TaskManager,
-    TaskMethods,
-    TaskSubscriptions,
-    ThreadKernel,
-    declares_tasks,
-    missing_tasks,
-    task_to_json,
+from kiwi_mcp.surfaces.mcp.running_call import (
+    Result,
+    RunningCall,
+    Work,
+    as_request,
+    ask_client,
+    askable,
+    is_unhurried,
+    listening,
 )
+from kiwi_mcp.surfaces.mcp.tasks import TaskManager, TaskMethods, declares_tasks, missing_tasks, task_to_json
 
-_LONGEST = 4_096
+_LONGEST_STATE = 4_096
 """The longest state that is looked at, in characters; ours are far shorter."""
 
 
@@ -66,7 +64,7 @@ class StateCodec:
     def open(self, state: str, binding: str) -> str | None:
         """Return the ticket in a state; None where it is not ours, not this call's, or too old."""
         try:
-            ticket, bound, until = json.loads(self._codec.unseal(state[:_LONGEST]))
+            ticket, bound, until = json.loads(self._codec.unseal(state[:_LONGEST_STATE]))
         except InvalidRequestState:
             return None
         return str(ticket) if bound == binding and monotonic() < until else None
@@ -81,45 +79,39 @@ MOST_PARKED = 64
 _MOST_IN_ALL = 1_024
 
 
-class _Place(Struct, frozen=True):
-    errand: RunningCall
-    end: asyncio.TimerHandle
-    """The timer that stops the call if no client returns."""
-
-
 class WaitingCalls:
     """The calls that wait, each by a ticket that is good once."""
 
     def __init__(self, *, seconds: float = PARKED_SECONDS) -> None:
         self._seconds = seconds
-        self._seal = StateCodec()
-        self._places: dict[str, _Place] = {}
+        self._codec = StateCodec()
+        self._places: dict[str, tuple[RunningCall, asyncio.TimerHandle]] = {}
+        """Each call with the timer that stops it if no client returns, by its ticket."""
         self._ending: set[asyncio.Task[None]] = set()
 
     def park(self, errand: RunningCall, binding: str) -> str | None:
         """Let a call wait, and return the state by which its client comes back; None where too many wait already."""
-        own = sum(place.errand.principal == errand.principal for place in self._places.values())
+        own = sum(waiting.principal == errand.principal for waiting, _ in self._places.values())
         if own >= MOST_PARKED or len(self._places) >= _MOST_IN_ALL:
             return None
         ticket = token_hex(16)
-        end = asyncio.get_running_loop().call_later(self._seconds, self._drop, ticket)
-        self._places[ticket] = _Place(errand, end)
-        return self._seal.close(ticket, binding, seconds=self._seconds)
+        self._places[ticket] = errand, asyncio.get_running_loop().call_later(self._seconds, self._drop, ticket)
+        return self._codec.close(ticket, binding, seconds=self._seconds)
 
     def take(self, state: str, binding: str) -> RunningCall | None:
         """Return the call that a state is for; None where it is not for this one, or the call waits no longer."""
-        ticket = self._seal.open(state, binding)
-        place = self._places.pop(ticket, None) if ticket is not None else None
-        if place is None:
+        ticket = self._codec.open(state, binding)
+        if ticket is None or ticket not in self._places:
             return None
-        place.end.cancel()
-        return place.errand
+        errand, timer = self._places.pop(ticket)
+        timer.cancel()
+        return errand
 
     def end_where(self, is_over: Callable[[str], bool]) -> None:
         """Stop the calls of some principals."""
-        for ticket, place in list(self._places.items()):
-            if is_over(place.errand.principal):
-                place.end.cancel()
+        for ticket, (errand, timer) in list(self._places.items()):
+            if is_over(errand.principal):
+                timer.cancel()
                 self._drop(ticket)
 
     async def aclose(self) -> None:
@@ -129,13 +121,9 @@ class WaitingCalls:
             await asyncio.wait(self._ending)
 
     def _drop(self, ticket: str) -> None:
-        ending = asyncio.create_task(self._places.pop(ticket).errand.end())
+        ending = asyncio.create_task(self._places.pop(ticket)[0].end())
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
-
-
-Reply: TypeAlias = Result
-"""What a request is answered with: its result, the questions that come first, or the task that it has become."""
 
 
 class ClientCall(Struct, frozen=True):
@@ -154,11 +142,6 @@ class ClientCall(Struct, frozen=True):
         given = self.input_responses or {}
         return {key: one.model_dump(by_alias=True, mode="json", exclude_none=True) for key, one in given.items()}
 
-    @property
-    def identity(self) -> str:
-        """What is called, in a word."""
-        return (as_text(self.params.get("item_id")) if self.name == "execute" else "") or self.name
-
 
 class Calls:
     """The calls of one server.
@@ -174,7 +157,7 @@ class Calls:
         *,
         task_after: Callable[[], float],
         principal: Callable[[Context], str],
-        kernel: ThreadKernel | None = None,
+        kernel: Kernel | None = None,
     ) -> None:
         self._manager = TaskManager(tasks, kernel) if tasks is not None else None
         self._kernel = kernel
@@ -186,7 +169,6 @@ class Calls:
         """Let a server's clients ask about tasks, and follow them on the streams that the server already has."""
         if self._manager is not None:
             TaskMethods(self._manager, self._principal).serve(server)
-            TaskSubscriptions(self._manager, self._principal).serve(server)
 
     def leave(self) -> None:
         """Prepare for the end of the process: threads that calls have started continue without it."""
@@ -205,44 +187,39 @@ class Calls:
         if self._manager is not None:
             self._manager.end_where(is_over)
 
-    async def answer(self, context: Context, asked: ClientCall, work: Work, *, task: TaskUse = "never") -> Reply:
-        """Answer a request with what its work gives, with what the work asks first, or with the task it has become."""
-        use = self._use(context, asked, task)
+    async def answer(self, context: Context, asked: ClientCall, work: Work, *, task: TaskUse = "never") -> Result:
+        """Answer a request with its result, with the questions that come first, or with the task it has become."""
+        # When it becomes a task, as far as its client has tasks at all.
+        use = task if asked.method == "tools/call" and (self._manager is not None or task == "required") else "never"
+        if use != "never" and not declares_tasks(context):
+            if use == "required":
+                raise missing_tasks("This tool runs as a task only")
+            use = "never"
         if asked.request_state is not None and is_modern(context):
             errand = self._resumed(context, asked, asked.request_state)
         else:
-            errand = self._errand(context)
-            if use in {"always", "required"} and (kept := await self._kept(errand, asked)) is not None:
+            errand = self._opened(context)
+            if use in {"always", "required"} and (stored := await self._stored(errand, asked)) is not None:
                 errand.start(work, has_listener=True, answers=asked.answers)
-                return await self._gone_on(errand, kept)
+                return await self._as_task(errand, stored)
             if use == "required":
                 raise MCPError(types.INTERNAL_ERROR, "It runs as a task only, and none can be kept now. Nothing ran.")
-        async with hearing(context) as (errand.hear, errand.log):
+        async with listening(context) as (errand.hear, errand.log):
             if not errand.is_begun:
-                if use == "never" and not errand.can_ask and is_unhurried.get():
+                if use == "never" and not errand.capabilities and is_unhurried.get():
                     return await errand.run(work)
-                is_heard = errand.hear is not silent or use != "never"
-                errand.start(work, has_listener=is_heard, answers=asked.answers)
+                has_listener = errand.hear is not silent or use != "never"
+                errand.start(work, has_listener=has_listener, answers=asked.answers)
             return await self._followed(context, asked, errand, None if use == "never" else self._task_after())
 
-    def _use(self, context: Context, asked: ClientCall, task: TaskUse) -> TaskUse:
-        """Return when a call becomes a task, as far as its client has tasks at all."""
-        if task == "never" or asked.method != "tools/call" or (self._manager is None and task != "required"):
-            return "never"
-        if declares_tasks(context):
-            return task
-        if task == "required":
-            raise missing_tasks("This tool runs as a task only")
-        return "never"
-
-    def _errand(self, context: Context) -> RunningCall:
+    def _opened(self, context: Context) -> RunningCall:
         session = context.session
         # A client of the new era comes back with the answers; one of the old era is asked while it waits, if it can be.
         is_askable = is_modern(context) or session.can_send_request
         capabilities = askable(session.client_capabilities) if is_askable else {}
         ask = None if is_modern(context) else partial(ask_client, context)
-        response = session.client_params
-        return RunningCall(self._principal(context), capabilities, ask, response.client_info.name if response else "")
+        client = session.client_params
+        return RunningCall(self._principal(context), capabilities, ask, client.client_info.name if client else "")
 
     def _binding(self, context: Context, asked: ClientCall) -> str:
         return bind(self._principal(context), asked.method, asked.name, asked.params)
@@ -260,7 +237,7 @@ class Calls:
         errand.deliver(asked.answers)
         return errand
 
-    async def _followed(self, context: Context, asked: ClientCall, errand: RunningCall, limit: float | None) -> Reply:
+    async def _followed(self, context: Context, asked: ClientCall, errand: RunningCall, limit: float | None) -> Result:
         """Wait until a call has ended, asks something, or has run past the limit and becomes a task."""
         try:
             while True:
@@ -272,27 +249,35 @@ class Calls:
                     if asked.params.get("mode") == "thread":  # its task is a view of the thread, which has to exist
                         with suppress(TimeoutError):
                             async with asyncio.timeout(_THREAD_SECONDS):
-                                await errand.thread()
+                                await errand.turn(or_thread=True)
                     # It may have ended, or asked, in the same moment.
                     is_slow = not (errand.is_over or errand.pending)
-                    if is_slow and (kept := await self._kept(errand, asked)) is not None:
-                        return await self._gone_on(errand, kept)
+                    if is_slow and (stored := await self._stored(errand, asked)) is not None:
+                        return await self._as_task(errand, stored)
                     continue
                 if errand.is_over:
                     return errand.result()
                 if (state := self._parked.park(errand, self._binding(context, asked))) is not None:
-                    return _questions(errand, state)
-                errand.refuse(_too_many(errand))
+                    errand.hear, errand.log = silent, unheard
+                    requests = {name: as_request(question) for name, question in errand.pending.items()}
+                    return types.InputRequiredResult(input_requests=requests, request_state=state)
+                errand.refuse(
+                    f"The tool asks a question, and {MOST_PARKED} calls wait for answers already.",
+                    suggestion="Answer those first, or let ten minutes pass.",
+                )
         except asyncio.CancelledError:
             await errand.end()
             raise
 
-    async def _kept(self, errand: RunningCall, asked: ClientCall) -> Task | None:
-        return await self._manager.open(errand, asked.method, asked.identity) if self._manager is not None else None
+    async def _stored(self, errand: RunningCall, asked: ClientCall) -> Task | None:
+        if self._manager is None:
+            return None
+        identity = (as_text(asked.params.get("item_id")) if asked.name == "execute" else "") or asked.name
+        return await self._manager.open(errand, asked.method, identity)
 
-    async def _gone_on(self, errand: RunningCall, task: Task) -> Reply:
+    async def _as_task(self, errand: RunningCall, task: Task) -> Result:
         """Answer with the task that a call has become, and see to its end."""
-        assert self._manager is not None  # noqa: S101 - it has kept the task
+        assert self._manager is not None  # noqa: S101 - it has stored the task
         self._manager.attend(task)
         try:
             await anyio.lowlevel.checkpoint()  # a cancellation by the client takes effect here
@@ -305,17 +290,3 @@ class Calls:
 def is_modern(context: Context) -> bool:
     """Whether a client comes back with answers, instead of being asked."""
     return context.protocol_version in MODERN_PROTOCOL_VERSIONS
-
-
-def _questions(errand: RunningCall, state: str) -> types.InputRequiredResult:
-    errand.hear, errand.log = silent, unheard
-    asked = {name: as_request(question) for name, question in errand.pending.items()}
-    return types.InputRequiredResult(input_requests=asked, request_state=state)
-
-
-def _too_many(errand: RunningCall) -> Unanswered:
-    return Unanswered(
-        sorted({question.method for question in errand.pending.values()}),
-        message=f"The tool asks a question, and {MOST_PARKED} calls wait for answers already.",
-        suggestion="Answer those first, or let ten minutes pass.",
-    )

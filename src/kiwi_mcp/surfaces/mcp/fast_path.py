@@ -47,8 +47,6 @@ _PARTING = 1.0
 _FAULT_OF_HANDLER = 0
 """The code under which the SDK tells a client of the handshake era that a handler failed."""
 
-_TRANSPORT = TransportContext(kind="jsonrpc", can_send_request=False)
-
 Tell: TypeAlias = Callable[[JSONRPCNotification], Awaitable[None]]
 """Sends a client what belongs to a request, before its answer."""
 Answer: TypeAlias = JSONRPCResponse | JSONRPCError
@@ -64,7 +62,7 @@ class FastRequest(Struct):
     back: Outbound | None = None
     """By which the client is asked while it waits; None where it cannot be."""
     message_metadata: MessageMetadata = None
-    transport: TransportContext = _TRANSPORT
+    transport: TransportContext = TransportContext(kind="jsonrpc", can_send_request=False)
     cancel_requested: anyio.Event = field(default_factory=anyio.Event)
     is_over: bool = False
 
@@ -100,9 +98,9 @@ class FastRequest(Struct):
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Tell the client how far the request is, if it asked for progress."""
         if (token := progress_token_from_params(self.request.params)) is not None:
-            known = {"total": total, "message": message}
-            given = {word: value for word, value in known.items() if value is not None}
-            await self.notify("notifications/progress", {"progressToken": token, "progress": progress, **given})
+            params = {"progressToken": token, "progress": progress, "total": total, "message": message}
+            given = {key: value for key, value in params.items() if value is not None}
+            await self.notify("notifications/progress", given)
 
     async def answer(self, work: Work, *, is_modern: bool = False) -> Answer:
         """Return the answer to the request, however the work ends; in a task of its own."""
@@ -111,7 +109,11 @@ class FastRequest(Struct):
         try:
             return JSONRPCResponse(jsonrpc="2.0", id=number, result=await work())
         except Exception as fault:  # noqa: BLE001 - the edge of the protocol: every fault has an answer
-            return JSONRPCError(jsonrpc="2.0", id=number, error=_error(fault, is_modern=is_modern))
+            error = modern_error_data(fault) if is_modern else handler_exception_to_error_data(fault)
+            if error is None:
+                _log.error("a call failed", exc_info=fault)
+                error = ErrorData(code=_FAULT_OF_HANDLER, message=str(fault))
+            return JSONRPCError(jsonrpc="2.0", id=number, error=error)
         finally:
             self.is_over = True
 
@@ -143,21 +145,19 @@ class FastPath:
                 # The first request opens the connection in its era, and the SDK must also process it.
                 self._is_modern = message.method != "initialize" and _route(message) is not None
             case JSONRPCRequest(method="tools/call"):
-                return self._begin(FastRequest(message, self._tell))
+                exchange = FastRequest(message, self._tell)
+                key = exchange.key
+                if key in self._exchanges or (work := self._work(exchange)) is None:
+                    return False
+                task = asyncio.create_task(self._see_to(exchange, work))
+                self._exchanges[key] = exchange, task
+                task.add_done_callback(lambda _: self._exchanges.pop(key))
+                return True
         return False
 
     async def aclose(self) -> None:
         """Stop what is under way; callers that wait get an error that there will be no answer."""
         await stop(*(task for _, task in self._exchanges.values()))
-
-    def _begin(self, exchange: FastRequest) -> bool:
-        key = exchange.key
-        if key in self._exchanges or (work := self._work(exchange)) is None:
-            return False
-        task = asyncio.create_task(self._see_to(exchange, work))
-        self._exchanges[key] = exchange, task
-        task.add_done_callback(lambda _: self._exchanges.pop(key))
-        return True
 
     def _work(self, exchange: FastRequest) -> Work | None:
         """Return what answers a request; None where it is not for the short way."""
@@ -181,8 +181,9 @@ class FastPath:
     async def _see_to(self, exchange: FastRequest, work: Work) -> None:
         try:
             answer = await exchange.answer(work, is_modern=self._is_modern is True)
-        except asyncio.CancelledError:
-            answer = _closed(exchange.request.id)  # unless the client itself has called it off
+        except asyncio.CancelledError:  # unless the client itself has called it off
+            error = ErrorData(code=CONNECTION_CLOSED, message="Connection closed")
+            answer = JSONRPCError(jsonrpc="2.0", id=exchange.request.id, error=error)
         if not exchange.cancel_requested.is_set():
             await self._tell(answer)
 
@@ -208,16 +209,3 @@ def _route(request: JSONRPCRequest) -> InboundModernRoute | None:
     """Return what a request of the modern era says about its client; None for every other."""
     found = classify_inbound_request({"method": request.method, "params": request.params})
     return found if isinstance(found, InboundModernRoute) else None
-
-
-def _error(fault: Exception, *, is_modern: bool) -> ErrorData:
-    if is_modern:
-        return modern_error_data(fault)
-    if (known := handler_exception_to_error_data(fault)) is not None:
-        return known
-    _log.error("a call failed", exc_info=fault)
-    return ErrorData(code=_FAULT_OF_HANDLER, message=str(fault))
-
-
-def _closed(number: RequestId) -> JSONRPCError:
-    return JSONRPCError(jsonrpc="2.0", id=number, error=ErrorData(code=CONNECTION_CLOSED, message="Connection closed"))

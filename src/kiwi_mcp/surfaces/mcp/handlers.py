@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 import mcp_types as types
 from mcp.shared.exceptions import MCPError
-from mcp_types import Tool, ToolAnnotations
 from mcp_types.methods import serialize_server_result
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from msgspec.structs import replace
@@ -16,13 +15,12 @@ from pydantic import ValidationError
 from kiwi_mcp.domain.calls import NO_CALLER, Caller
 from kiwi_mcp.domain.errors import Invalid, NotFound
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
-from kiwi_mcp.domain.mcp import Hints, Offer, Offers, TaskUse, match
+from kiwi_mcp.domain.mcp import Hints, Offer, Offers, match
 from kiwi_mcp.kernel import Answer
 from kiwi_mcp.kernel.kernel import whole
 from kiwi_mcp.kernel.tool_names import description_of
-from kiwi_mcp.kernel.verbs import BY_NAME, VERBS, VerbFamily
-from kiwi_mcp.surfaces.mcp.calls import Calls, ClientCall, Reply
-from kiwi_mcp.surfaces.mcp.client_requests import askable
+from kiwi_mcp.kernel.verbs import BY_NAME, VERBS
+from kiwi_mcp.surfaces.mcp.calls import Calls, ClientCall
 from kiwi_mcp.surfaces.mcp.protocol import NOT_FOUND_IS_INVALID_SINCE, Context, KernelApi
 from kiwi_mcp.surfaces.mcp.results import (
     as_result,
@@ -32,152 +30,111 @@ from kiwi_mcp.surfaces.mcp.results import (
     tool_result,
     with_label,
 )
-from kiwi_mcp.surfaces.mcp.tool_list import HELP, KNOWLEDGE, SKILL, ClientToolList, ToolListWatcher, tail
+from kiwi_mcp.surfaces.mcp.running_call import Result, askable
+from kiwi_mcp.surfaces.mcp.tool_list import HELP, KNOWLEDGE, SKILL, ToolListWatcher, tail
 
 RESOURCE_NOT_FOUND = -32002
 """The code of an unknown resource in the revisions that have one of its own."""
-
-_CALLERS_FAULT = {NotFound.exit_code, Invalid.exit_code}
+_LONGEST_NAME = 100
+_LONGEST_ADDRESS = 500
+_MOST_VALUES = 100
+"""How many values the protocol allows in one answer to a completion."""
 _OUR_END = {types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT}
 """Codes that no server sends: they mean that the connection is closed."""
-_ASKED_OF: Mapping[str, str] = {
+_CAPABILITIES: Mapping[str, str] = {
     "elicitation/create": "elicitation",
     "sampling/createMessage": "sampling",
     "roots/list": "roots",
 }
-_ERROR_NAME = 500
+"""The capability that a client needs to be asked, by the method of the question."""
 
 
-def passed_refusal(answer: Answer, context: Context) -> MCPError | None:
-    """Return the error that a client gets instead of a result: the server's own, or that it could not be asked."""
-    return _of_server(answer.content) or _for_want_of_capability(answer.content, context)
-
-
-def refused(answer: Answer, context: Context) -> MCPError:
-    """Return the error of an answer that the protocol has no result for, with its whole content."""
-    content = answer.content
-    code = types.INVALID_PARAMS if answer.exit_code in _CALLERS_FAULT else types.INTERNAL_ERROR
-    said = f"{as_text(content.get('error'))}: {as_text(content.get('message'))}"
-    return passed_refusal(answer, context) or MCPError(code, said, dict(content))
-
-
-def not_found(uri: str, *, revision: str) -> MCPError:
-    """Return the error for an address that leads to nothing."""
-    code = types.INVALID_PARAMS if revision >= NOT_FOUND_IS_INVALID_SINCE else RESOURCE_NOT_FOUND
-    return MCPError(code, "Resource not found", {"uri": uri[:_ERROR_NAME]})
-
-
-def unreadable(name: str) -> MCPError:
-    """Return the error for an invalid answer of an MCP server."""
-    return MCPError(types.INTERNAL_ERROR, f"The server's answer for {name[:_ERROR_NAME]!r} is not one that MCP has")
-
-
-def _of_server(content: JsonObject) -> MCPError | None:
-    code = content.get("mcp_code")
-    if content.get("status") != "error" or not isinstance(code, int) or code in _OUR_END:
-        return None
-    return MCPError(code, as_text(content.get("message")), content.get("mcp_data"))
-
-
-def _for_want_of_capability(content: JsonObject, context: Context) -> MCPError | None:
-    if context.protocol_version not in MODERN_PROTOCOL_VERSIONS or content.get("input_required") is not True:
-        return None
-    wanted = {_ASKED_OF.get(text_of(method), "") for method in as_list(content.get("asked"))} - {""}
-    missing = sorted(wanted - askable(context.session.client_capabilities).keys())
-    if not missing:
-        return None
-    data: JsonObject = {"requiredCapabilities": {name: {} for name in missing}}
-    return MCPError(types.MISSING_REQUIRED_CLIENT_CAPABILITY, as_text(content.get("message")), data)
-
-
-def definitions(servers: Sequence[str] = (), namespaces: Sequence[str] = ()) -> list[Tool]:
+def definitions(servers: Sequence[str] = (), namespaces: Sequence[str] = ()) -> list[types.Tool]:
     """Return the advertised tools, where some MCP servers are installed, and a registry has some namespaces."""
-    return [_definition(verb, description_of(verb, servers, namespaces)) for verb in VERBS if verb.is_meta_tool]
-
-
-def _definition(verb: VerbFamily, description: str) -> Tool:
-    return Tool(
-        name=verb.name,
-        title=f"Kiwi {verb.name}",
-        description=description,
-        input_schema=dict(verb.input_schema()),
-        annotations=ToolAnnotations(
-            read_only_hint=verb.is_read_only or None,
-            destructive_hint=None if verb.is_read_only else verb.runs_items,
-            open_world_hint=verb.runs_items,
-        ),
-    )
+    return [
+        types.Tool(
+            name=verb.name,
+            title=f"Kiwi {verb.name}",
+            description=description_of(verb, servers, namespaces),
+            input_schema=dict(verb.input_schema()),
+            annotations=types.ToolAnnotations(
+                read_only_hint=verb.is_read_only or None,
+                destructive_hint=None if verb.is_read_only else verb.runs_items,
+                open_world_hint=verb.runs_items,
+            ),
+        )
+        for verb in VERBS
+        if verb.is_meta_tool
+    ]
 
 
 def tools_of(offers: Offers, *, revision: str) -> list[types.Tool]:
     """Return the meta-tools that are offered, then the owner's tools, as a client of a revision reads them."""
     meta = {tool.name: tool for tool in definitions(offers.servers, offers.namespaces)}
-    chosen = [meta[name] for name in offers.meta_tools if name in meta]
-    # One tool with a schema that the protocol does not know would cost the client its whole list.
-    offered = (tool_of(offer, revision=revision) for offer in offers.tools)
-    return [*chosen, *(tool for tool in offered if _is_sound(tool, revision))]
-
-
-def tool_of(offer: Offer, *, revision: str) -> types.Tool:
-    """Return one of the owner's tools."""
-    return types.Tool(
-        name=offer.name,
-        title=offer.title or None,
-        description=offer.description or offer.title or offer.name,
-        input_schema={**offer.parameters, "type": "object"},
-        output_schema=dict(offer.outputs) if declares_result(offer, revision) else None,
-        annotations=_annotations(offer.hints),
-    )
+    tools = [meta[name] for name in offers.meta_tools if name in meta]
+    for offer in offers.tools:
+        hints = types.ToolAnnotations(
+            read_only_hint=offer.hints.is_read_only,
+            destructive_hint=offer.hints.is_destructive,
+            idempotent_hint=offer.hints.is_idempotent,
+            open_world_hint=offer.hints.is_open_world,
+        )
+        tool = types.Tool(
+            name=offer.name,
+            title=offer.title or None,
+            description=offer.description or offer.title or offer.name,
+            input_schema={**offer.parameters, "type": "object"},
+            output_schema=dict(offer.outputs) if declares_result(offer, revision) else None,
+            annotations=hints if offer.hints != Hints() else None,
+        )
+        # One tool with a schema that the protocol does not know would cost the client its whole list.
+        listed = types.ListToolsResult(tools=[tool]).model_dump(by_alias=True, mode="json", exclude_none=True)
+        try:
+            serialize_server_result("tools/list", revision, listed)
+        except (ValidationError, ValueError):
+            continue
+        tools.append(tool)
+    return tools
 
 
 def prompts_of(offers: Offers) -> list[types.Prompt]:
     """Return the prompts that are offered."""
+    prompts = []
+    for offer in offers.prompts:
+        required = as_list(offer.parameters.get("required"))
+        arguments = [
+            types.PromptArgument(
+                name=name, description=as_text(as_object(schema).get("description")) or None, required=name in required
+            )
+            for name, schema in as_object(offer.parameters.get("properties")).items()
+        ]
+        title, description = offer.title or None, offer.description or None
+        prompts.append(types.Prompt(name=offer.name, title=title, description=description, arguments=arguments or None))
+    return prompts
+
+
+def resources_of(offers: Offers) -> list[types.Resource]:
+    """Return the resources that are offered."""
+    return [types.Resource.model_validate({"uri": offer.name, **_described(offer)}) for offer in offers.resources]
+
+
+def templates_of(offers: Offers) -> list[types.ResourceTemplate]:
+    """Return the templates of addresses that are offered."""
     return [
-        types.Prompt(
-            name=offer.name,
-            title=offer.title or None,
-            description=offer.description or None,
-            arguments=_arguments(offer) or None,
-        )
-        for offer in offers.prompts
+        types.ResourceTemplate.model_validate({"uriTemplate": offer.name, **_described(offer)})
+        for offer in offers.templates
     ]
 
 
-def _arguments(offer: Offer) -> list[types.PromptArgument]:
-    required = as_list(offer.parameters.get("required"))
-    return [
-        types.PromptArgument(
-            name=name, description=as_text(as_object(schema).get("description")) or None, required=name in required
-        )
-        for name, schema in as_object(offer.parameters.get("properties")).items()
-    ]
+def unknown_tool(name: str) -> MCPError:
+    """Return the refusal of a call to a tool that no client sees."""
+    name = name[:_LONGEST_NAME]
+    message = f"Unknown tool: {name!r}. Find it with `search`, then run it with `execute`."
+    return MCPError(types.INVALID_PARAMS, message, {"code": "tool_not_found", "tool_id": name})
 
 
-def _annotations(hints: Hints) -> types.ToolAnnotations | None:
-    if hints == Hints():
-        return None
-    return types.ToolAnnotations(
-        read_only_hint=hints.is_read_only,
-        destructive_hint=hints.is_destructive,
-        idempotent_hint=hints.is_idempotent,
-        open_world_hint=hints.is_open_world,
-    )
-
-
-def _is_sound(tool: types.Tool, revision: str) -> bool:
-    listed = types.ListToolsResult(tools=[tool]).model_dump(by_alias=True, mode="json", exclude_none=True)
-    try:
-        serialize_server_result("tools/list", revision, listed)
-    except (ValidationError, ValueError):
-        return False
-    return True
-
-
-_NAME = 100
-
-
-class Tools:
-    """What `tools/list` and `tools/call` are answered with."""
+class Handlers:
+    """What each request is answered with, from what a kernel offers; calls of its items go through `calls`."""
 
     def __init__(self, kernel: KernelApi, changes: ToolListWatcher, calls: Calls) -> None:
         self._kernel = kernel
@@ -185,132 +142,130 @@ class Tools:
         self._changes = changes
         self._calls = calls
 
-    async def list(self, context: Context, _params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+    async def list_tools(self, context: Context, _params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         """Return the meta-tools and the owner's always-send tools."""
-        offers = await self._menu.now()
-        tools = tools_of(offers, revision=context.protocol_version)
-        return types.ListToolsResult(tools=tools)
+        return types.ListToolsResult(tools=tools_of(await self._menu.now(), revision=context.protocol_version))
 
-    async def call(self, context: Context, params: types.CallToolRequestParams) -> Reply:
-        """Answer a call."""
+    async def list_prompts(self, *_: object) -> types.ListPromptsResult:
+        """Return the prompts that clients see."""
+        return types.ListPromptsResult(prompts=prompts_of(await self._menu.now()))
+
+    async def list_resources(self, *_: object) -> types.ListResourcesResult:
+        """Return the resources that clients see."""
+        return types.ListResourcesResult(resources=resources_of(await self._menu.now()))
+
+    async def list_templates(self, *_: object) -> types.ListResourceTemplatesResult:
+        """Return the templates of addresses that clients see."""
+        return types.ListResourceTemplatesResult(resource_templates=templates_of(await self._menu.now()))
+
+    async def call_tool(self, context: Context, params: types.CallToolRequestParams) -> Result:
+        """Answer a call of a meta-tool, or of one of the owner's tools."""
         # The names of the meta-tools are never those of other tools, so their calls wait for nothing.
         verb = BY_NAME.get(params.name)
         offer = None if verb is not None and verb.is_meta_tool else await self._menu.tool(params.name)
         if offer is not None:
-            return await self._call_offer(context, params, offer)
-        if verb is None:
+            task = offer.task
+        elif verb is not None:
+            task = "auto" if verb.runs_items else "never"
+        else:
             raise unknown_tool(params.name)
-        return await self._call_verb(context, params, "auto" if verb.runs_items else "never")
+        arguments, revision = params.arguments or {}, context.protocol_version
+
+        async def work(caller: Caller) -> types.CallToolResult:
+            if offer is None:
+                answer = await self._kernel.call(params.name, arguments, caller)
+            else:
+                answer = await self._execute(offer, arguments, caller)
+            self._changes.expect()
+            if offer is None:
+                return with_label(as_result(answer, revision=revision), answer)
+            if refusal := _passed_refusal(answer, context):
+                raise refusal
+            return with_label(await tool_result(self._kernel, answer, offer, revision=revision), answer)
+
+        asked = ClientCall("tools/call", params.name, arguments, params.input_responses, params.request_state)
+        return await self._calls.answer(context, asked, work, task=task)
 
     def schema_of(self, name: str) -> JsonObject | None:
-        """Return what one of the owner's tools takes, as it was last read; headers of requests are held against it."""
+        """Return the schema of one of the owner's tools as last read; headers of requests are compared with it."""
         offer = self._menu.known_tool(name)
         return offer.parameters if offer is not None else None
 
-    async def _call_verb(self, context: Context, params: types.CallToolRequestParams, task: TaskUse) -> Reply:
-        async def work(caller: Caller) -> types.CallToolResult:
-            answer = await self._kernel.call(params.name, params.arguments or {}, caller)
-            self._changes.expect()
-            result = as_result(answer, revision=context.protocol_version)
-            return with_label(result, answer)
-
-        return await self._calls.answer(context, _asked(params), work, task=task)
-
-    async def _call_offer(self, context: Context, params: types.CallToolRequestParams, offer: Offer) -> Reply:
-        async def work(caller: Caller) -> types.CallToolResult:
-            parameters = params.arguments or {}
-            payload: JsonObject = {"item_type": offer.item_type, "item_id": offer.identity, "parameters": parameters}
-            answer = await self._kernel.call("execute", payload, caller)
-            self._changes.expect()
-            if refusal := passed_refusal(answer, context):
-                raise refusal
-            result = await tool_result(self._kernel, answer, offer, revision=context.protocol_version)
-            return with_label(result, answer)
-
-        return await self._calls.answer(context, _asked(params), work, task=offer.task)
-
-
-def _asked(params: types.CallToolRequestParams) -> ClientCall:
-    return ClientCall("tools/call", params.name, params.arguments or {}, params.input_responses, params.request_state)
-
-
-def unknown_tool(name: str) -> MCPError:
-    """Return the refusal of a call to a tool that no client sees."""
-    return MCPError(
-        types.INVALID_PARAMS,
-        f"Unknown tool: {name[:_NAME]!r}. Find it with `search`, then run it with `execute`.",
-        {"code": "tool_not_found", "tool_id": name[:_NAME]},
-    )
-
-
-def resources_of(offers: Offers) -> list[types.Resource]:
-    """Return the resources that are offered."""
-    return [
-        types.Resource(
-            uri=offer.name,
-            name=offer.title or offer.name,
-            description=offer.description or None,
-            mime_type=offer.mime_type or None,
-        )
-        for offer in offers.resources
-    ]
-
-
-def templates_of(offers: Offers) -> list[types.ResourceTemplate]:
-    """Return the templates of addresses that are offered."""
-    return [
-        types.ResourceTemplate(
-            uri_template=offer.name,
-            name=offer.title or offer.name,
-            description=offer.description or None,
-            mime_type=offer.mime_type or None,
-        )
-        for offer in offers.templates
-    ]
-
-
-_MARKDOWN = "text/markdown"
-
-
-class Resources:
-    """What the requests about resources are answered with."""
-
-    def __init__(self, kernel: KernelApi, menu: ClientToolList, calls: Calls) -> None:
-        self._kernel = kernel
-        self._menu = menu
-        self._calls = calls
-
-    async def list(self, _context: Context, _params: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
-        """Return the resources that clients see."""
-        return types.ListResourcesResult(resources=resources_of(await self._menu.now()))
-
-    async def list_templates(
-        self, _context: Context, _params: types.PaginatedRequestParams | None
-    ) -> types.ListResourceTemplatesResult:
-        """Return the templates of addresses that clients see."""
-        return types.ListResourceTemplatesResult(resource_templates=templates_of(await self._menu.now()))
-
-    async def read(self, context: Context, params: types.ReadResourceRequestParams) -> Reply:
+    async def read_resource(self, context: Context, params: types.ReadResourceRequestParams) -> Result:
         """Return what a resource holds."""
 
         async def work(caller: Caller) -> types.ReadResourceResult:
-            found = await self._read(params.uri, caller, context)
-            if found is None:
-                raise not_found(params.uri, revision=context.protocol_version)
-            return found
+            if topic := tail(params.uri, HELP):
+                page = await self._kernel.call("help", {"topic": topic}, caller)
+                if page.is_error:
+                    raise _not_found(params.uri, context)
+                return with_label(_text_resource(params.uri, as_text(page.content.get("help"))), page)
+            offer, filled = await self._resource(params.uri)
+            if offer is None:
+                raise _not_found(params.uri, context)
+            answer = await self._execute(offer, filled, caller)
+            if answer.is_error and answer.content.get("mcp_code") == RESOURCE_NOT_FOUND:
+                raise _not_found(params.uri, context)
+            if answer.is_error:
+                raise _refused(answer, context)
+            if answer.passed is None:
+                result = (await whole(self._kernel, answer)).get("result")
+                found = as_object(result)
+                text = as_text(found.get("content")) or as_text(found.get("text")) or text_of(result)
+                return with_label(_text_resource(params.uri, text), answer)
+            if (passed := passed_resource(answer.passed)) is None:
+                raise _unreadable(params.uri)
+            return with_label(passed, answer)
 
         asked = ClientCall("resources/read", params.uri, {}, params.input_responses, params.request_state)
         return await self._calls.answer(context, asked, work)
 
-    async def _read(self, uri: str, caller: Caller, context: Context) -> types.ReadResourceResult | None:
-        if topic := tail(uri, HELP):
-            page = await self._kernel.call("help", {"topic": topic}, caller)
-            response = _text(uri, as_text(page.content.get("help")))
-            return None if page.is_error else with_label(response, page)
-        offer, filled = await self._found(uri)
-        return await self._execute(uri, offer, filled, caller, context) if offer else None
+    async def get_prompt(self, context: Context, params: types.GetPromptRequestParams) -> Result:
+        """Return a prompt with its arguments filled in."""
+        offer = await self._prompt(params.name)
+        if offer is None:
+            name = params.name[:_LONGEST_NAME]
+            raise MCPError(types.INVALID_PARAMS, f"Unknown prompt: {name!r}", {"code": "tool_not_found", "name": name})
+        properties = as_object(offer.parameters.get("properties"))
+        given = {
+            name: _typed(value, as_object(properties.get(name)).get("type"))
+            for name, value in (params.arguments or {}).items()
+        }
 
-    async def _found(self, uri: str) -> tuple[Offer | None, JsonObject]:
+        async def work(caller: Caller) -> types.GetPromptResult:
+            answer = await self._execute(offer, given, caller)
+            if answer.is_error:
+                raise _refused(answer, context)
+            if answer.passed is None:
+                program = as_object((await whole(self._kernel, answer)).get("result"))
+                content = types.TextContent(text=as_text(program.get("text")))
+                messages = [types.PromptMessage(role="user", content=content)]
+                prompt = types.GetPromptResult(description=offer.description or None, messages=messages)
+                return with_label(prompt, answer)
+            if (passed := passed_prompt(answer.passed, revision=context.protocol_version)) is None:
+                raise _unreadable(offer.name)
+            # The user chose a prompt of a server that the owner accepted.
+            return with_label(passed, replace(answer, is_instructions=True))
+
+        asked = ClientCall("prompts/get", params.name, given, params.input_responses, params.request_state)
+        return await self._calls.answer(context, asked, work)
+
+    async def complete(self, _context: Context, params: types.CompleteRequestParams) -> types.CompleteResult:
+        """Return what may follow on what was typed: our own values that begin like it, else what a server proposes."""
+        offer, known = await self._completed(params)
+        argument = params.argument
+        found = [value for value in known if value.casefold().startswith(argument.value.casefold())]
+        if not known and offer is not None and offer.identity:
+            given = (params.context.arguments if params.context else None) or {}
+            found = [*await self._kernel.complete(offer.identity, argument.name, argument.value, given)]
+        completion = types.Completion(values=found[:_MOST_VALUES], total=len(found), has_more=len(found) > _MOST_VALUES)
+        return types.CompleteResult(completion=completion)
+
+    async def _execute(self, offer: Offer, parameters: JsonObject, caller: Caller) -> Answer:
+        payload: JsonObject = {"item_type": offer.item_type, "item_id": offer.identity, "parameters": parameters}
+        return await self._kernel.call("execute", payload, caller)
+
+    async def _resource(self, uri: str) -> tuple[Offer | None, JsonObject]:
         """Return the item that an address leads to, None where it leads nowhere, and what the address is made with."""
         offers = await self._menu.now()
         for offer in offers.resources:
@@ -326,89 +281,46 @@ class Resources:
                 return offer, filled
         return None, {}
 
-    async def _execute(
-        self, uri: str, offer: Offer, filled: JsonObject, caller: Caller, context: Context
-    ) -> types.ReadResourceResult:
-        payload: JsonObject = {"item_type": offer.item_type, "item_id": offer.identity, "parameters": filled}
-        answer = await self._kernel.call("execute", payload, caller)
-        if answer.is_error and answer.content.get("mcp_code") == RESOURCE_NOT_FOUND:
-            raise not_found(uri, revision=context.protocol_version)
-        if answer.is_error:
-            raise refused(answer, context)
-        if answer.passed is not None:
-            held = passed_resource(answer.passed)
-            if held is None:
-                raise unreadable(uri)
-            return with_label(held, answer)
-        result = (await whole(self._kernel, answer)).get("result")
-        found = as_object(result)
-        text = as_text(found.get("content")) or as_text(found.get("text")) or text_of(result)
-        return with_label(_text(uri, text), answer)
-
-
-def _text(uri: str, text: str) -> types.ReadResourceResult:
-    return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, mime_type=_MARKDOWN, text=text)])
-
-
-class Prompts:
-    """What `prompts/list` and `prompts/get` are answered with."""
-
-    def __init__(self, kernel: KernelApi, menu: ClientToolList, calls: Calls) -> None:
-        self._kernel = kernel
-        self._menu = menu
-        self._calls = calls
-
-    async def list(self, _context: Context, _params: types.PaginatedRequestParams | None) -> types.ListPromptsResult:
-        """Return the prompts that clients see."""
-        return types.ListPromptsResult(prompts=prompts_of(await self._menu.now()))
-
-    async def get(self, context: Context, params: types.GetPromptRequestParams) -> Reply:
-        """Return a prompt with its arguments filled in."""
-        offer = await self.find(params.name)
-        if offer is None:
-            name = params.name[:_NAME]
-            raise MCPError(types.INVALID_PARAMS, f"Unknown prompt: {name!r}", {"code": "tool_not_found", "name": name})
-        given = typed(params.arguments or {}, offer.parameters)
-
-        async def work(caller: Caller) -> types.GetPromptResult:
-            return await self._get(offer, given, caller, context)
-
-        asked = ClientCall("prompts/get", params.name, given, params.input_responses, params.request_state)
-        return await self._calls.answer(context, asked, work)
-
-    async def find(self, name: str) -> Offer | None:
+    async def _prompt(self, name: str) -> Offer | None:
         """Return the prompt of a name: one that is listed, or else any directive."""
-        for offer in (await self._menu.now()).prompts:
-            if offer.name == name:
-                return offer
-        return self._kernel.offered(name, "prompt")
+        listed = (offer for offer in (await self._menu.now()).prompts if offer.name == name)
+        return next(listed, None) or self._kernel.offered(name, "prompt")
 
-    async def _get(self, offer: Offer, given: JsonObject, caller: Caller, context: Context) -> types.GetPromptResult:
-        payload: JsonObject = {"item_type": offer.item_type, "item_id": offer.identity, "parameters": given}
-        answer = await self._kernel.call("execute", payload, caller)
-        if answer.is_error:
-            raise refused(answer, context)
-        if answer.passed is not None:
-            prompt = passed_prompt(answer.passed, revision=context.protocol_version)
-            if prompt is None:
-                raise unreadable(offer.name)
-            # The user chose a prompt of a server that the owner accepted.
-            return with_label(prompt, replace(answer, is_instructions=True))
-        program = as_object((await whole(self._kernel, answer)).get("result"))
-        prompt = types.GetPromptResult(
-            description=offer.description or None,
-            messages=[types.PromptMessage(role="user", content=types.TextContent(text=as_text(program.get("text"))))],
-        )
-        return with_label(prompt, answer)
+    async def _completed(self, params: types.CompleteRequestParams) -> tuple[Offer | None, Sequence[str]]:
+        """Return what a completion is for, and the values for it that are known here."""
+        if isinstance(params.ref, types.PromptReference):
+            if (prompt := await self._prompt(params.ref.name)) is None:
+                return None, ()
+            schema = as_object(as_object(prompt.parameters.get("properties")).get(params.argument.name))
+            if schema.get("type") == "boolean":
+                return prompt, ("true", "false")
+            values = [schema["const"]] if "const" in schema else as_list(schema.get("enum"))
+            return prompt, [text_of(value) for value in values]
+        uri = params.ref.uri
+        if uri.startswith(HELP):
+            response = await self._kernel.call("help", {}, NO_CALLER)
+            return None, [text_of(topic) for topic in as_list(response.content.get("topics"))]
+        offers = await self._menu.now()
+        if uri.startswith(KNOWLEDGE):
+            query: JsonObject = {"query": params.argument.value, "item_type": "knowledge", "limit": _MOST_VALUES}
+            found = as_list((await self._kernel.call("search", query, NO_CALLER)).content.get("results"))
+            listed = {tail(offer.name, KNOWLEDGE) for offer in offers.resources} - {""}
+            return None, sorted(listed | {as_text(as_object(one).get("name")) for one in found})
+        return next((one for one in offers.templates if one.name == uri), None), ()
 
 
-def typed(arguments: Mapping[str, str], schema: JsonObject) -> JsonObject:
-    """Return a prompt's arguments, which are always text, as the types that its schema asks for."""
-    properties = as_object(schema.get("properties"))
-    return {name: _typed(value, as_object(properties.get(name)).get("type")) for name, value in arguments.items()}
+def _described(offer: Offer) -> Mapping[str, str | None]:
+    description, mime_type = offer.description or None, offer.mime_type or None
+    return {"name": offer.title or offer.name, "description": description, "mimeType": mime_type}
+
+
+def _text_resource(uri: str, text: str) -> types.ReadResourceResult:
+    contents = types.TextResourceContents(uri=uri, mime_type="text/markdown", text=text)
+    return types.ReadResourceResult(contents=[contents])
 
 
 def _typed(value: str, kind: Json) -> Json:
+    """Return an argument of a prompt, which is always text, as the type that its schema asks for."""
     if kind in {None, "string"}:
         return value
     try:
@@ -418,60 +330,35 @@ def _typed(value: str, kind: Json) -> Json:
     return read
 
 
-_MOST = 100
-"""How many values the protocol allows in one answer."""
+def _passed_refusal(answer: Answer, context: Context) -> MCPError | None:
+    """Return the error that a client gets instead of a result: the server's own, or that it could not be asked."""
+    content = answer.content
+    message, code = as_text(content.get("message")), content.get("mcp_code")
+    if content.get("status") == "error" and isinstance(code, int) and code not in _OUR_END:
+        return MCPError(code, message, content.get("mcp_data"))
+    if context.protocol_version in MODERN_PROTOCOL_VERSIONS and content.get("input_required") is True:
+        wanted = {_CAPABILITIES.get(text_of(method), "") for method in as_list(content.get("asked"))} - {""}
+        if missing := sorted(wanted - askable(context.session.client_capabilities).keys()):
+            data: JsonObject = {"requiredCapabilities": {name: {} for name in missing}}
+            return MCPError(types.MISSING_REQUIRED_CLIENT_CAPABILITY, message, data)
+    return None
 
 
-class Completions:
-    """What `completion/complete` is answered with; nothing where nothing is known."""
-
-    def __init__(self, kernel: KernelApi, menu: ClientToolList, prompts: Prompts) -> None:
-        self._kernel = kernel
-        self._menu = menu
-        self._prompts = prompts
-
-    async def complete(self, _context: Context, params: types.CompleteRequestParams) -> types.CompleteResult:
-        """Return what may follow on what was typed: our own values that begin like it, else what a server proposes."""
-        offer, known = await self._about(params)
-        typed = params.argument.value.casefold()
-        found = [value for value in known if value.casefold().startswith(typed)]
-        if not known and offer is not None and offer.identity:
-            given = (params.context.arguments if params.context else None) or {}
-            argument = params.argument
-            found = [*await self._kernel.complete(offer.identity, argument.name, argument.value, given)]
-        completion = types.Completion(values=found[:_MOST], total=len(found), has_more=len(found) > _MOST)
-        return types.CompleteResult(completion=completion)
-
-    async def _about(self, params: types.CompleteRequestParams) -> tuple[Offer | None, Sequence[str]]:
-        """Return what a completion is for, and the values for it that are known here."""
-        if isinstance(params.ref, types.PromptReference):
-            prompt = await self._prompts.find(params.ref.name)
-            return prompt, values_of(_property(prompt.parameters, params.argument.name)) if prompt else ()
-        uri = params.ref.uri
-        if uri.startswith(HELP):
-            response = await self._kernel.call("help", {}, NO_CALLER)
-            return None, [text_of(topic) for topic in as_list(response.content.get("topics"))]
-        if uri.startswith(KNOWLEDGE):
-            return None, sorted({*await self._listed(), *await self._found(params.argument.value)})
-        return next((one for one in (await self._menu.now()).templates if one.name == uri), None), ()
-
-    async def _listed(self) -> Sequence[str]:
-        named = (tail(offer.name, KNOWLEDGE) for offer in (await self._menu.now()).resources)
-        return [name for name in named if name]
-
-    async def _found(self, typed: str) -> Sequence[str]:
-        query: JsonObject = {"query": typed, "item_type": "knowledge", "limit": _MOST}
-        found = await self._kernel.call("search", query, NO_CALLER)
-        return [as_text(as_object(one).get("name")) for one in as_list(found.content.get("results"))]
+def _refused(answer: Answer, context: Context) -> MCPError:
+    """Return the error of an answer that the protocol has no result for, with its whole content."""
+    content = answer.content
+    is_callers = answer.exit_code in {NotFound.exit_code, Invalid.exit_code}
+    code = types.INVALID_PARAMS if is_callers else types.INTERNAL_ERROR
+    message = f"{as_text(content.get('error'))}: {as_text(content.get('message'))}"
+    return _passed_refusal(answer, context) or MCPError(code, message, dict(content))
 
 
-def values_of(schema: JsonObject) -> Sequence[str]:
-    """Return the values that a schema allows by name."""
-    if schema.get("type") == "boolean":
-        return ("true", "false")
-    named = [schema["const"]] if "const" in schema else as_list(schema.get("enum"))
-    return [text_of(value) for value in named]
+def _not_found(uri: str, context: Context) -> MCPError:
+    is_invalid = context.protocol_version >= NOT_FOUND_IS_INVALID_SINCE
+    code = types.INVALID_PARAMS if is_invalid else RESOURCE_NOT_FOUND
+    return MCPError(code, "Resource not found", {"uri": uri[:_LONGEST_ADDRESS]})
 
 
-def _property(schema: JsonObject, name: str) -> JsonObject:
-    return as_object(as_object(schema.get("properties")).get(name))
+def _unreadable(name: str) -> MCPError:
+    message = f"The server's answer for {name[:_LONGEST_ADDRESS]!r} is not one that MCP has"
+    return MCPError(types.INTERNAL_ERROR, message)

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-from types import FrameType
 
 from kiwi_mcp import __version__
 
@@ -57,9 +56,10 @@ class LineBuffer:
             if not self._is_skipping:
                 return line if len(line) <= self._limit else OVERLONG
             self._is_skipping = False  # that was the tail of a line already reported as overlong
-        return self._last() if self._is_closed else self._wait()
-
-    def _wait(self) -> bytes | None:
+        if self._is_closed:
+            line = bytes(self._buffer)
+            self._buffer.clear()
+            return line if line and not self._is_skipping else None
         self._scanned = len(self._buffer)
         if self._scanned <= self._limit:
             return None
@@ -67,11 +67,6 @@ class LineBuffer:
         self._scanned = 0
         is_new, self._is_skipping = not self._is_skipping, True
         return OVERLONG if is_new else None
-
-    def _last(self) -> bytes | None:
-        line = bytes(self._buffer)
-        self._buffer.clear()
-        return line if line and not self._is_skipping else None
 
 
 class StdioPipe:
@@ -100,7 +95,7 @@ def claim() -> StdioPipe:
     program that reads standard input finds it empty instead of eating a request.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _leave)
+        signal.signal(number, lambda *_: sys.exit(0))
     wire = StdioPipe(_duplicate(0), _duplicate(1))
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
@@ -122,10 +117,6 @@ def _duplicate(number: int) -> int:
     return private
 
 
-def _leave(_number: int, _frame: FrameType | None) -> None:
-    sys.exit(0)
-
-
 _LARGEST = 8_000_000
 _LONGEST_NAME = 200
 
@@ -136,16 +127,15 @@ PREFERENCES = "memory/preferences.yaml"
 
 def stamp(preferences: str = PREFERENCES) -> list[int] | None:
     """Return what tells one version of the owner's choices and servers from another; None without any."""
-    seen = [_seen(one) for one in ("config.yaml", preferences, "preferences.yaml", "state/servers")]
-    return [number for one in seen for number in one] if any(map(any, seen)) else None
-
-
-def _seen(name: str) -> list[int]:
-    try:
-        state = os.stat(os.path.join(_user(), name))  # noqa: PTH116, PTH118 - pathlib costs as much as the rest of stage one
-    except OSError:
-        return [0, 0, 0]
-    return [state.st_mtime_ns, state.st_size, state.st_ino]
+    found: list[int] = []
+    for name in ("config.yaml", preferences, "preferences.yaml", "state/servers"):
+        try:
+            state = os.stat(os.path.join(_user(), name))  # noqa: PTH116, PTH118 - pathlib costs as much as the rest of stage one
+        except OSError:
+            found += [0, 0, 0]
+        else:
+            found += [state.st_mtime_ns, state.st_size, state.st_ino]
+    return found if any(found) else None
 
 
 def recall(project: str) -> dict[str, str]:
@@ -240,45 +230,38 @@ class Handshake:
         if message is None:
             return None
         if "id" not in message:
-            return b"" if self._notes(message, line) else None
+            if self._era != "legacy" or message["method"] != "notifications/initialized" or "params" in message:
+                return None
+            self.heard.append(line)
+            return b""
         result = self._result(message, line)
         number = json.dumps(message["id"], ensure_ascii=False)
         return None if result is None else f'{{"jsonrpc":"2.0","id":{number},"result":{result}}}\n'.encode()
-
-    def _notes(self, message: dict[str, object], line: bytes) -> bool:
-        if self._era != "legacy" or message["method"] != "notifications/initialized" or "params" in message:
-            return False
-        self.heard.append(line)
-        return True
 
     def _result(self, message: dict[str, object], line: bytes) -> str | None:
         method, params = str(message["method"]), message.get("params", {})
         if not isinstance(params, dict):
             return None
+        text: str | None
+        era = ""  # of a request that fits this conversation for certain
         if method == "initialize":
             if self._era or not is_handshake(params):
                 return None
-            self._open("legacy", line)
-            answers = self._prepared["initialize"]
-            return answers.get(str(params["protocolVersion"])) or answers["else"]
-        era = self._era_of(params)
-        text = self._tools.get(era) if method == "tools/list" else self._prepared.get(era, {}).get(method)
+            era, answers = "legacy", self._prepared["initialize"]
+            text = answers.get(str(params["protocolVersion"])) or answers["else"]
+        else:
+            if is_envelope(params, self._prepared["versions"]["modern"]):
+                era = "modern" if self._era != "legacy" else ""
+            elif self._era == "legacy" and is_plain(params):
+                era = "legacy"
+            text = self._tools.get(era) if method == "tools/list" else self._prepared.get(era, {}).get(method)
         if text is not None and not self._era:
-            self._open(era, line)
+            # The first request decides the era permanently, so the SDK must also process it.
+            self._era = era
+            self.heard.append(line)
         if text is not None and method == "tools/list":
             self.listed = (era, text)
         return text
-
-    def _open(self, era: str, line: bytes) -> None:
-        # The first request decides the era permanently, so the SDK must also process it.
-        self._era = era
-        self.heard.append(line)
-
-    def _era_of(self, params: dict[str, object]) -> str:
-        """Return the era of a request that fits this conversation for certain; nothing where that is open."""
-        if is_envelope(params, self._prepared["versions"]["modern"]):
-            return "modern" if self._era != "legacy" else ""
-        return "legacy" if self._era == "legacy" and is_plain(params) else ""
 
 
 def greet(wire: StdioPipe, greeting: Handshake) -> HandshakeResult:
@@ -348,9 +331,9 @@ def is_handshake(params: dict[str, object]) -> bool:
 def is_plain(params: dict[str, object]) -> bool:
     """Whether the parameters say nothing, or ask for progress at most."""
     meta = params.get("_meta", {})
-    return (
-        params.keys() <= {"_meta"} and isinstance(meta, dict) and meta.keys() <= {"progressToken"} and _asks_well(meta)
-    )
+    if not params.keys() <= {"_meta"} or not isinstance(meta, dict) or not meta.keys() <= {"progressToken"}:
+        return False
+    return _is_id(meta.get("progressToken", 0))
 
 
 def is_envelope(params: dict[str, object], version: str) -> bool:
@@ -358,7 +341,9 @@ def is_envelope(params: dict[str, object], version: str) -> bool:
     meta = params.get("_meta")
     if params.keys() != {"_meta"} or not isinstance(meta, dict):
         return False
-    if not meta.keys() <= {VERSION_KEY, CAPABILITIES_KEY, CLIENT_KEY, "progressToken"} or not _asks_well(meta):
+    if not meta.keys() <= {VERSION_KEY, CAPABILITIES_KEY, CLIENT_KEY, "progressToken"}:
+        return False
+    if not _is_id(meta.get("progressToken", 0)):
         return False
     is_known = meta.get(VERSION_KEY) == version and fits(meta.get(CAPABILITIES_KEY), _CAPABILITIES)
     return is_known and (CLIENT_KEY not in meta or is_client(meta[CLIENT_KEY]))
@@ -369,10 +354,6 @@ def is_client(value: object) -> bool:
     if not isinstance(value, dict) or not value.keys() >= {"name", "version"} or not fits(value, _CLIENT):
         return False
     return all("src" in icon for icon in value.get("icons", []))
-
-
-def _asks_well(meta: dict[str, object]) -> bool:
-    return _is_id(meta.get("progressToken", 0))
 
 
 def _is_id(value: object) -> bool:

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import mcp_types as types
@@ -26,14 +27,11 @@ _FACTS = ("path", "trash_path", "signature", "plan", "chain", "variables", "reas
 """The words of an action's answer that its reader acts on."""
 
 
-_EMPTY = "(empty)"
-
-
 def summarize(content: JsonObject) -> str:
     """Return an answer in words: a result as it is, a list as lines, a refusal with what to do."""
     for mark, view in _VIEWS.items():
         if mark in content:
-            return "\n".join(filter(None, view(content))) or _EMPTY
+            return "\n".join(filter(None, view(content))) or "(empty)"
     return compact(content)
 
 
@@ -170,65 +168,50 @@ def cost_of_result(result: types.Result) -> TokenCost:
     """Return what the words of a result cost."""
     match result:
         case types.CallToolResult():
-            response = "\n".join(_texts(result.content))
-            return cost_of(max(response, _structure(result), key=len))
+            text, structure = _text_of(result.content), ""
+            if result.structured_content is not None:
+                with suppress(ValueError, TypeError, RecursionError):  # invalid JSON of a server: its text is counted
+                    structure = compact(result.structured_content)
+            return cost_of(max(text, structure, key=len))
         case types.GetPromptResult():
-            return cost_of("\n".join(_texts(message.content for message in result.messages)))
+            return cost_of(_text_of(message.content for message in result.messages))
         case types.ReadResourceResult():
-            return cost_of("\n".join(_contents(result.contents)))
+            return cost_of(_text_of(result.contents))
         case _:
             return TokenCost()
 
 
-def _structure(result: types.CallToolResult) -> str:
-    if result.structured_content is None:
-        return ""
-    try:
-        return compact(result.structured_content)
-    except (ValueError, TypeError, RecursionError):  # a server sent invalid JSON; only its text is counted
-        return ""
-
-
-def _texts(blocks: Iterable[object]) -> Iterator[str]:
-    for block in blocks:
-        match block:
-            case types.TextContent(text=text):
-                yield text
-            case types.EmbeddedResource(resource=resource):
-                yield from _contents([resource])
-
-
-def _contents(contents: Iterable[object]) -> Iterator[str]:
-    yield from (part.text for part in contents if isinstance(part, types.TextResourceContents))
+def _text_of(parts: Iterable[object]) -> str:
+    """Return the text in blocks of content, or in the contents of a resource."""
+    texts = []
+    for part in parts:
+        held = part.resource if isinstance(part, types.EmbeddedResource) else part
+        if isinstance(held, types.TextContent | types.TextResourceContents):
+            texts.append(held.text)
+    return "\n".join(texts)
 
 
 CONTENT = "kiwi/content"
 """The key of the mark in the `_meta` of a result."""
 COST = "kiwi/context"
 """The key beside it, of what the result costs: bytes, and about how many tokens."""
-_BUILTIN = "builtin/"
-_KIWI = "kiwi"
 ResultT = TypeVar("ResultT", bound=types.Result)
 
 
 def with_label(result: ResultT, answer: Answer) -> ResultT:
     """Return a result with its mark; a refusal is data."""
-    source = as_text(answer.content.get("identity")) or as_text(answer.content.get("full_name")) or _KIWI
+    content = answer.content
+    source = as_text(content.get("identity")) or as_text(content.get("full_name")) or "kiwi"
+    provenance = as_text(as_object(content.get("isolation")).get("provenance"))
+    is_ours = source == "kiwi" or source.startswith("builtin/")
     mark: dict[str, Json] = {
         "kind": "instructions" if answer.is_instructions and not answer.is_error else "data",
         "source": source,
-        "trust": _trust(source, answer.content),
+        # How far it is known where the source comes from.
+        "trust": "kiwi" if is_ours else provenance or as_text(content.get("integrity")) or "unknown",
     }
     cost = dict(cost_of_result(result).to_json())
     return result.model_copy(update={"meta": {**(result.meta or {}), CONTENT: mark, COST: cost}})
-
-
-def _trust(source: str, content: JsonObject) -> str:
-    """Return how far it is known where a source comes from."""
-    if source == _KIWI or source.startswith(_BUILTIN):
-        return _KIWI
-    held = as_object(content.get("isolation"))
-    return as_text(held.get("provenance")) or as_text(content.get("integrity")) or "unknown"
 
 
 _OURS = {"resultType", "cacheScope"}
@@ -239,7 +222,10 @@ def passed_call(passed: JsonObject, *, revision: str) -> types.CallToolResult | 
     """Return the answer to a call; None where it is not one that a client of that revision could read."""
     blocks = [_block(one, revision) for one in as_list(passed.get("content"))]
     result = _read(types.CallToolResult, {**passed, "content": blocks})
-    if result is None or _has_structure(result, revision):
+    if result is None:
+        return None
+    is_object = isinstance(result.structured_content, Mapping)
+    if revision >= (STRUCTURED_SINCE if is_object else ANY_STRUCTURE_SINCE):
         return result
     return result.model_copy(update={"structured_content": None})
 
@@ -268,11 +254,6 @@ def _read(kind: type[ResultT], passed: JsonObject) -> ResultT | None:
         return None
 
 
-def _has_structure(result: types.CallToolResult, revision: str) -> bool:
-    is_object = isinstance(result.structured_content, Mapping)
-    return revision >= (STRUCTURED_SINCE if is_object else ANY_STRUCTURE_SINCE)
-
-
 def _block(block: Json, revision: str) -> Json:
     """Return a block of content, as text if the client's revision has no such blocks."""
     kind = as_text(as_object(block).get("type"))
@@ -280,11 +261,6 @@ def _block(block: Json, revision: str) -> Json:
         return block
     said = [as_text(as_object(block).get(word)) for word in ("name", "description", "mimeType", "uri")]
     return {"type": "text", "text": f"[{kind}: {' '.join(filter(None, said))}]"}
-
-
-_PREVIEWED = ("result_is_preview", "result_characters", "result_handle")
-_TOLD = ("type", "name", "uri", "mimeType")
-_BASE64 = 3, 4
 
 
 def noted(answer: Answer) -> JsonObject:
@@ -295,8 +271,8 @@ def noted(answer: Answer) -> JsonObject:
     result: Json = [block if _is_text(block) else _note(as_object(block)) for block in given]
     if len(compact(result)) > INLINE_LIMIT:  # texts as long as these are read from the output, as ever
         return answer.content
-    rest = {word: value for word, value in answer.content.items() if word not in _PREVIEWED}
-    return {**rest, "result": result}
+    of_preview = {"result_is_preview", "result_characters", "result_handle"}
+    return {**{key: value for key, value in answer.content.items() if key not in of_preview}, "result": result}
 
 
 def in_words(content: JsonObject) -> JsonObject:
@@ -325,12 +301,12 @@ def _is_text(block: Json) -> bool:
 def _note(block: JsonObject) -> JsonObject:
     """Return what a block is, without what it holds."""
     held = {**block, **as_object(block.get("resource")), "type": block.get("type")}
-    response: dict[str, Json] = {word: held[word] for word in _TOLD if as_text(held.get(word))}
+    note = {key: held[key] for key in ("type", "name", "uri", "mimeType") if as_text(held.get(key))}
     if encoded := as_text(held.get("data")) or as_text(held.get("blob")):
-        response["bytes"] = len(encoded.rstrip("=")) * _BASE64[0] // _BASE64[1]
+        note["bytes"] = len(encoded.rstrip("=")) * 3 // 4  # of base64
     elif text := as_text(held.get("text")):
-        response["bytes"] = len(text.encode(errors="replace"))
-    return response
+        note["bytes"] = len(text.encode(errors="replace"))
+    return note
 
 
 _DEEPEST = 100
@@ -398,44 +374,25 @@ def declares_result(offer: Offer, revision: str) -> bool:
 async def tool_result(kernel: KernelApi, answer: Answer, offer: Offer, *, revision: str) -> CallToolResult:
     """Return the result of a tool: a server's answer unchanged, else the result, else why there is none."""
     is_declared = declares_result(offer, revision)
-    passed = _passed(answer, revision)
-    if passed and (passed.is_error or passed.structured_content is not None or not is_declared):
-        return passed
+    # Where Kiwi and the server disagree on whether it went well, Kiwi says why.
+    if answer.passed is not None and (answer.passed.get("isError") is True) is answer.is_error:
+        passed = passed_call(answer.passed, revision=revision)
+        if passed and (passed.is_error or passed.structured_content is not None or not is_declared):
+            return passed
     if answer.is_error:
         return as_result(answer, revision=revision)
-    if not is_declared:
-        return _told(json.loads(safe_text(answer.content)))
-    content: JsonObject = json.loads(safe_text(await whole(kernel, answer)))
-    wrong = _differs(content, offer)
-    if wrong is not None:
-        return as_result(wrong, revision=revision)
-    return _told(content).model_copy(update={"structured_content": content.get("result")})
-
-
-def _passed(answer: Answer, revision: str) -> CallToolResult | None:
-    # Where Kiwi and the server disagree on whether it went well, Kiwi says why.
-    if answer.passed is None or (answer.passed.get("isError") is True) is not answer.is_error:
-        return None
-    return passed_call(answer.passed, revision=revision)
-
-
-def _told(content: JsonObject) -> CallToolResult:
+    content: JsonObject = json.loads(safe_text(await whole(kernel, answer) if is_declared else answer.content))
+    result = content.get("result")
+    if is_declared and (found := faults(offer.outputs, result, place="result")):
+        failure: dict[str, Json] = {
+            "error": "Execution failed",
+            "code": "execution_failed",
+            "item_type": "tool",
+            "message": f"The result is not what `outputs` declares: {found[0].place} {found[0].reason}.",
+            "suggestion": "Fix the tool, or the schema in its manifest.",
+            "issues": [issue.to_json() for issue in found],
+        }
+        return as_result(Answer({**failure, **content}, is_error=True), revision=revision)
     notes = "\n".join(beside(content))
-    texts = [text_of(content.get("result")), *([notes] if notes else [])]
-    return CallToolResult(content=[TextContent(text=text) for text in texts])
-
-
-def _differs(content: JsonObject, offer: Offer) -> Answer | None:
-    """Return the answer that says how a result differs from what its author declares, if it does."""
-    found = faults(offer.outputs, content.get("result"), place="result")
-    if not found:
-        return None
-    response: dict[str, Json] = {
-        "error": "Execution failed",
-        "code": "execution_failed",
-        "item_type": "tool",
-        "message": f"The result is not what `outputs` declares: {found[0].place} {found[0].reason}.",
-        "suggestion": "Fix the tool, or the schema in its manifest.",
-        "issues": [issue.to_json() for issue in found],
-    }
-    return Answer({**response, **content}, is_error=True)
+    blocks = [TextContent(text=text) for text in (text_of(result), *([notes] if notes else []))]
+    return CallToolResult(content=[*blocks], structured_content=result if is_declared else None)

@@ -1,24 +1,30 @@
-"""The work of a call, its open questions, its listeners."""
+"""A running call: its work, the questions that its client is asked, and the progress and log lines sent meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from secrets import token_hex
-from typing import TypeAlias
+from typing import Final, TypeAlias, cast, get_args
 
 import anyio
+import mcp_types as types
+from mcp.server.connection import allowed_log_levels
 from mcp.shared.exceptions import MCPError
+from mcp.shared.message import ServerMessageMetadata
 from mcp_types import INTERNAL_ERROR
-from pydantic import BaseModel
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from kiwi_mcp.domain.calls import Answers, Ask, Caller, Note, Question, Questions, no_answers, unheard
+from kiwi_mcp.domain.calls import Answers, Ask, Caller, Note, Question, QuestionMethod, Questions, no_answers, unheard
 from kiwi_mcp.domain.errors import Unanswered
-from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.domain.outcome import Progress, Report, silent
 from kiwi_mcp.store.principals import STDIO
-from kiwi_mcp.surfaces.mcp.client_requests import is_answer, refuse_unaskable
+from kiwi_mcp.surfaces.mcp.protocol import Context, connection_of, left
 
 Result: TypeAlias = BaseModel | dict[str, object]
 """What a call gives, as the SDK puts it on the wire."""
@@ -27,13 +33,10 @@ Work: TypeAlias = Callable[[Caller], Awaitable[Result]]
 
 TIDY_SECONDS = 10.0
 """How long a cancelled call may take to end its processes."""
-_PATIENCE = 3_600.0
+_QUESTION_SECONDS = 3_600.0
 """The maximum time that a question waits for its answer, in seconds."""
-
-
 _MOST_QUESTIONS = 1_000
 """How much one call may ask, from its beginning to its end."""
-
 
 is_unhurried: ContextVar[bool] = ContextVar("is_unhurried", default=False)
 """Whether a request is cancelled once at most, then waited for: its work tidies up without a task of its own."""
@@ -53,11 +56,6 @@ class _Asked:
         if len(self._answers) == len(self.names) and not self.all.done():
             self.all.set_result(self._answers)
 
-    def refuse(self, reason: Unanswered) -> None:
-        """Tell the asker why there is no answer."""
-        if not self.all.done():
-            self.all.set_exception(reason)
-
 
 class RunningCall:
     """One call in progress: its work, the open questions, and the current listener.
@@ -67,7 +65,8 @@ class RunningCall:
 
     def __init__(self, principal: str, capabilities: JsonObject, ask: Ask | None = None, client: str = "") -> None:
         self.principal = principal
-        self._client = client
+        self.capabilities = capabilities
+        """What the client can be asked; nothing where it cannot be."""
         self.hear: Report = silent
         self.log: Note = unheard
         self.on_change: Callable[[], None] | None = None
@@ -78,28 +77,23 @@ class RunningCall:
         """The last words of its progress."""
         self.pending: dict[str, Question] = {}
         """What is asked and not answered, by keys that are never used twice."""
-        self._capabilities = capabilities
+        self._client = client
         self._ask = ask or self._wait_for
         self._asked: dict[str, _Asked] = {}
-        self._in_hand: dict[str, JsonObject] = {}
+        self._early_answers: dict[str, JsonObject] = {}
         self._used: set[str] = set()
         self._news: asyncio.Future[None] | None = None
         self._work: asyncio.Task[Result] | None = None
 
     def start(self, work: Work, *, has_listener: bool, answers: Mapping[str, JsonObject]) -> None:
         """Begin; answers that came with the call itself are given when their questions are asked."""
-        self._in_hand = dict(answers)
-        self._work = asyncio.create_task(_done(work(self._caller(has_listener=has_listener))))
+        self._early_answers = dict(answers)
+        self._work = asyncio.ensure_future(work(self._caller(has_listener=has_listener)))
         self._work.add_done_callback(lambda _: self._wake())
 
     async def run(self, work: Work) -> Result:
         """Do work that asks nothing and never continues alone, here and now."""
         return await work(self._caller(has_listener=self.hear is not silent))
-
-    @property
-    def can_ask(self) -> bool:
-        """Whether there is a client that can be asked."""
-        return bool(self._capabilities)
 
     @property
     def is_begun(self) -> bool:
@@ -123,15 +117,9 @@ class RunningCall:
             raise MCPError(INTERNAL_ERROR, "The call was stopped.")
         return self.work.result()
 
-    async def turn(self) -> None:
-        """Wait until the work has ended or asks something."""
-        while not (self.is_over or self.pending):
-            self._news = asyncio.get_running_loop().create_future()
-            await self._news
-
-    async def thread(self) -> None:
-        """Wait until the work has started a thread, has ended or asks something."""
-        while not (self.is_over or self.pending or self.thread_id):
+    async def turn(self, *, or_thread: bool = False) -> None:
+        """Wait until the work has ended or asks something, or has started a thread if that is enough."""
+        while not (self.is_over or self.pending or (or_thread and self.thread_id)):
             self._news = asyncio.get_running_loop().create_future()
             await self._news
 
@@ -142,12 +130,14 @@ class RunningCall:
             if question is not None and isinstance(answer, Mapping) and is_answer(question, answer):
                 del self.pending[name]
                 self._asked.pop(name).take(name, answer)
-                self._tell()
+                self._announce()
 
-    def refuse(self, reason: Unanswered) -> None:
+    def refuse(self, message: str, suggestion: str) -> None:
         """Answer nothing of what is asked, and say why."""
+        reason = _unanswered(self.pending, message, suggestion)
         for asked in self._asked.values():
-            asked.refuse(reason)
+            if not asked.all.done():
+                asked.all.set_exception(reason)
         self.pending.clear()
         self._asked.clear()
 
@@ -167,16 +157,17 @@ class RunningCall:
         # ask.
         return Caller(
             self._report if has_listener else silent,
-            self._ask if self._capabilities else no_answers,
+            self._ask if self.capabilities else no_answers,
             unheard if self.log is unheard else self._note,
-            capabilities=self._capabilities,
+            capabilities=self.capabilities,
             # The client that a person has started shows its questions to that person.
             is_owner=self.principal == STDIO,
             client=self._client,
         )
 
     def _report(self, progress: Progress) -> None:
-        self.latest = _in_words(progress) or self.latest
+        count = f"({progress.done:g}/{progress.total:g})" if progress.total else ""
+        self.latest = " ".join(filter(None, (progress.message, count))) or self.latest
         self.hear(progress)
         if progress.thread_id:
             self.thread_id = progress.thread_id
@@ -189,17 +180,17 @@ class RunningCall:
         """Ask the client that follows this call, and wait until every question is answered."""
         if not questions:
             return {}
-        refuse_unaskable(questions, self._capabilities)
+        refuse_unaskable(questions, self.capabilities)
         if len(self._used) + len(questions) > _MOST_QUESTIONS:
             raise _unanswered(questions, f"The tool asks more than {_MOST_QUESTIONS} questions in one call.")
         asked = _Asked({self._unused(key, question): key for key, question in questions.items()})
         self.pending |= {name: questions[key] for name, key in asked.names.items()}
         self._asked |= dict.fromkeys(asked.names, asked)
-        self.deliver({name: self._in_hand.pop(name) for name in asked.names if name in self._in_hand})
+        self.deliver({name: self._early_answers.pop(name) for name in asked.names if name in self._early_answers})
         if self.pending:
             self._wake()
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_QUESTION_SECONDS):
                 return await asked.all
         except TimeoutError:
             raise _unanswered(questions, "The tool asked a question, and it was not answered in time.") from None
@@ -226,22 +217,260 @@ class RunningCall:
     def _wake(self) -> None:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
-        self._tell()
+        self._announce()
 
-    def _tell(self) -> None:
+    def _announce(self) -> None:
         if self.on_change is not None:
             self.on_change()
 
 
-def _unanswered(questions: Questions, message: str) -> Unanswered:
-    return Unanswered(sorted({question.method for question in questions.values()}), message=message)
+_ANSWER_SECONDS = 600.0
+"""How long a person, or their model, may take for one answer, in seconds."""
+_LONGEST_MESSAGE = 500
+
+_REQUESTS: Final[Mapping[QuestionMethod, TypeAdapter[types.InputRequest]]] = {
+    "elicitation/create": TypeAdapter(types.ElicitRequest),
+    "sampling/createMessage": TypeAdapter(types.CreateMessageRequest),
+    "roots/list": TypeAdapter(types.ListRootsRequest),
+}
+_ANSWERS: Final[Mapping[QuestionMethod, TypeAdapter[types.InputResponse]]] = {
+    "elicitation/create": TypeAdapter(types.ElicitResult),
+    "sampling/createMessage": TypeAdapter(types.CreateMessageResult | types.CreateMessageResultWithTools),
+    "roots/list": TypeAdapter(types.ListRootsResult),
+}
 
 
-async def _done(work: Awaitable[Result]) -> Result:
-    return await work
+class _AnyObject(BaseModel):
+    """Any object, nothing of it lost."""
+
+    model_config = ConfigDict(extra="allow")
 
 
-def _in_words(progress: Progress) -> str:
-    """Return a step with how much of the whole is done, where that is known."""
-    count = f"({progress.done:g}/{progress.total:g})" if progress.total else ""
-    return " ".join(filter(None, (progress.message, count)))
+def askable(capabilities: types.ClientCapabilities | None) -> JsonObject:
+    """Return what of a client's capabilities is about questions."""
+    if capabilities is None or not (capabilities.elicitation or capabilities.sampling or capabilities.roots):
+        return {}
+    response = capabilities.model_dump(
+        by_alias=True, mode="json", exclude_none=True, include={"elicitation", "sampling"}
+    )
+    # Changes of the roots are announced only to the direct peer of the client, and to no server behind it.
+    return {**response, "roots": {}} if capabilities.roots is not None else response
+
+
+def refuse_unaskable(questions: Questions, capabilities: JsonObject) -> None:
+    """Refuse questions that a client did not say it can be asked, or that MCP does not know in this form."""
+    lacking = {name for question in questions.values() if (name := _lacking(question, capabilities))}
+    if lacking:
+        names = ", ".join(f"`{name}`" for name in sorted(lacking))
+        message = f"The tool asks a question, and this client cannot be asked: it does not declare {names}."
+        raise _unanswered(questions, message)
+    for question in questions.values():
+        as_request(question)
+
+
+def as_request(question: Question) -> types.InputRequest:
+    """Return a question as the request that MCP has for it."""
+    try:
+        return _REQUESTS[question.method].validate_python({"method": question.method, "params": question.params})
+    except ValidationError as error:
+        raise Unanswered(
+            [question.method],
+            message=f"The tool asks a question in a form that MCP does not have ({question.method}): "
+            f"{error.errors()[0]['msg']}."[:_LONGEST_MESSAGE],
+            suggestion="Tell the author of the tool.",
+        ) from error
+
+
+def is_answer(question: Question, answer: object) -> bool:
+    """Whether something answers a question, by its form."""
+    try:
+        _ANSWERS[question.method].validate_python(answer, by_name=False)
+    except ValidationError:
+        return False
+    return True
+
+
+async def ask_client(context: Context, questions: Questions) -> Answers:
+    """Ask a client of the era of handshakes, one question after the other, on the connection that its call came by."""
+    refuse_unaskable(questions, askable(context.session.client_capabilities))
+    return {key: await _ask(context, question) for key, question in questions.items()}
+
+
+async def _ask(context: Context, question: Question) -> JsonObject:
+    sending = context.session.send_request(
+        as_request(question),
+        _AnyObject,
+        request_read_timeout_seconds=_ANSWER_SECONDS,
+        metadata=ServerMessageMetadata(related_request_id=context.request_id),
+    )
+    asked = {"answer": question}
+    try:
+        answer = await _unless_left(context, sending, question)
+    except MCPError as refusal:
+        message = f"The client did not answer the tool's question: {refusal.message[:_LONGEST_MESSAGE]}"
+        raise _unanswered(asked, message) from refusal
+    except ValidationError as error:
+        raise _unanswered(asked, "What the client said to the tool's question is not an answer to it.") from error
+    return cast("JsonObject", answer.model_dump(mode="json"))
+
+
+async def _unless_left(context: Context, sending: Awaitable[_AnyObject], question: Question) -> _AnyObject:
+    """Wait for an answer for as long as the client waits for its call: over HTTP, one that left cannot answer."""
+    if (is_left := left(context)) is None:
+        return await sending
+    answering, leaving = asyncio.ensure_future(sending), asyncio.ensure_future(is_left.wait())
+    try:
+        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            raise Unanswered([question.method], message="The client left before it answered the tool's question.")
+        return answering.result()
+    finally:
+        answering.cancel()
+        leaving.cancel()
+
+
+def _lacking(question: Question, capabilities: JsonObject) -> str:
+    """Return the capability that a client would need to be asked, empty where it has that."""
+    match question.method:
+        case "elicitation/create":
+            mode = "url" if question.params.get("mode") == "url" else "form"
+            declared = as_object(capabilities.get("elicitation"))
+            # An empty declaration is older than the modes, and means forms.
+            is_able = "elicitation" in capabilities and (mode in declared or (mode == "form" and not declared))
+            return "" if is_able else f"elicitation.{mode}"
+        case "sampling/createMessage":
+            if "sampling" not in capabilities:
+                return "sampling"
+            wants_tools = question.params.get("tools") or question.params.get("toolChoice")
+            return "sampling.tools" if wants_tools and "tools" not in as_object(capabilities["sampling"]) else ""
+        case "roots/list":
+            return "" if "roots" in capabilities else "roots"
+
+
+def _unanswered(questions: Questions, message: str, suggestion: str = "") -> Unanswered:
+    methods = sorted({question.method for question in questions.values()})
+    return Unanswered(methods, message=message, suggestion=suggestion)
+
+
+LEVELS: tuple[types.LoggingLevel, ...] = get_args(types.LoggingLevel)
+"""From the least to the most urgent."""
+_LEVEL_KEY = "kiwi.log_level"
+_MOST_LINES = 256
+"""How many lines may wait for a client that reads slowly; those beyond are dropped."""
+INTERVAL = 0.1
+"""The minimum time between two notifications, in seconds. Of the reports in between, only the latest is sent."""
+
+Send: TypeAlias = Callable[[float, float | None, str | None], Awaitable[None]]
+"""Sends one note: how much is done, of how much, and in words where there are any."""
+
+
+async def set_level(context: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
+    """Remember the minimum log level that a client wants, as long as it stays connected."""
+    connection_of(context).state[_LEVEL_KEY] = params.level
+    return types.EmptyResult()
+
+
+@asynccontextmanager
+async def listening(context: Context) -> AsyncIterator[tuple[Report, Note]]:
+    """Send the client what a call reports and logs while the block lasts; the last of it goes out before it ends."""
+    lines = LogRelay(context)
+    note = lines.add if allowed_log_levels(context.protocol_version, context.meta) else unheard
+    try:
+        if "progress_token" in (context.meta or {}):
+            async with progress_relay(context.session.report_progress) as report:
+                yield report, note
+        else:
+            yield silent, note
+        await lines.flush()
+    finally:
+        lines.close()
+
+
+@asynccontextmanager
+async def progress_relay(send: Send, *, interval: float = INTERVAL) -> AsyncIterator[Report]:
+    """Pass on what a call reports while the block lasts; the last report goes out before it ends."""
+    latest: Progress | None = None
+    last_sent: float | None = None
+    news = asyncio.Event()
+
+    def report(progress: Progress) -> None:
+        nonlocal latest
+        latest = progress
+        news.set()
+
+    async def send_latest() -> None:
+        nonlocal latest, last_sent
+        progress, latest = latest, None
+        news.clear()
+        if progress is not None:
+            last_sent = ahead_of(last_sent, progress)
+            await send(last_sent, progress.total, progress.message or None)
+
+    async def pass_on() -> None:
+        while True:
+            await news.wait()
+            await send_latest()
+            await asyncio.sleep(interval)
+
+    passing = asyncio.create_task(pass_on())
+    try:
+        yield report
+    finally:
+        passing.cancel()
+    await send_latest()  # not after an exception: a cancelled call has no listener any more
+
+
+def ahead_of(last: float | None, progress: Progress) -> float:
+    """Return the progress as a number above the last one sent, as the protocol requires, and below the total."""
+    if last is None or progress.done > last:
+        return progress.done
+    if progress.total is None:
+        return last + 1
+    return last + (progress.total - last) / 1_000 if last < progress.total else last + progress.total / 1_000
+
+
+class LogRelay:
+    """Lines of a log on their way to a client, in the order in which they came."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._waiting: deque[JsonObject] = deque()
+        self._sending: asyncio.Task[None] | None = None
+
+    def add(self, line: JsonObject) -> None:
+        """Take a line, without waiting; one of a level that the client did not ask for is dropped."""
+        if len(self._waiting) < _MOST_LINES and self._is_wanted(as_text(line.get("level"))):
+            self._waiting.append(line)
+            if self._sending is None or self._sending.done():
+                self._sending = asyncio.create_task(self._send())
+
+    async def flush(self) -> None:
+        """Wait until all was sent."""
+        if self._sending is not None:
+            await self._sending
+
+    def close(self) -> None:
+        """Send nothing more."""
+        if self._sending is not None:
+            self._sending.cancel()
+
+    def _is_wanted(self, level: str) -> bool:
+        # A client of the new era says so with each request, one of the old era once for all of them.
+        revision = self._context.protocol_version
+        if level not in allowed_log_levels(revision, self._context.meta):
+            return False
+        if revision in MODERN_PROTOCOL_VERSIONS:
+            return True
+        least = connection_of(self._context).state.get(_LEVEL_KEY, "info")
+        return level in LEVELS and LEVELS.index(level) >= LEVELS.index(least)
+
+    async def _send(self) -> None:
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            while self._waiting:
+                line = self._waiting.popleft()
+                params = types.LoggingMessageNotificationParams.model_validate(
+                    {"level": line["level"], "data": line.get("data"), "logger": as_text(line.get("logger")) or None}
+                )
+                await self._context.session.send_notification(
+                    types.LoggingMessageNotification(params=params), related_request_id=self._context.request_id
+                )

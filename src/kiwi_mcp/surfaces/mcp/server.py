@@ -19,21 +19,21 @@ from kiwi_mcp import __version__
 from kiwi_mcp.domain.json import JsonObject, compact
 from kiwi_mcp.kernel.verbs import INSTRUCTIONS
 from kiwi_mcp.surfaces.mcp.calls import Calls
-from kiwi_mcp.surfaces.mcp.handlers import Completions, Prompts, Resources, Tools
-from kiwi_mcp.surfaces.mcp.notifications import set_level
+from kiwi_mcp.surfaces.mcp.handlers import Handlers
 from kiwi_mcp.surfaces.mcp.protocol import Context, KernelApi, connection_of
+from kiwi_mcp.surfaces.mcp.running_call import set_level
 from kiwi_mcp.surfaces.mcp.tool_list import ToolListWatcher
 
-_DISCOVERY_IS_FRESH_MS = 300_000
-_LIST_IS_FRESH_MS = 5_000
+_LIST = CacheHint(5_000)
 """A client that gets no notifications sees changes of the owner's preferences soon after."""
-_LISTS: tuple[CacheableMethod, ...] = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
 _HINTS: dict[CacheableMethod, CacheHint] = {
-    "server/discover": CacheHint(_DISCOVERY_IS_FRESH_MS),
+    "server/discover": CacheHint(300_000),
     "resources/read": CacheHint(),
-    **{method: CacheHint(_LIST_IS_FRESH_MS) for method in _LISTS},
+    "tools/list": _LIST,
+    "prompts/list": _LIST,
+    "resources/list": _LIST,
+    "resources/templates/list": _LIST,
 }
-_EVERYTHING_CHANGES = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
 
 
 class McpServer(Server[dict[str, object]]):
@@ -60,8 +60,9 @@ class McpServer(Server[dict[str, object]]):
         extensions: dict[str, dict[str, object]] | None = None,
     ) -> InitializationOptions:
         """Return what a handshake is answered with."""
+        everything = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
         return super().create_initialization_options(
-            notification_options or _EVERYTHING_CHANGES, experimental_capabilities, extensions
+            notification_options or everything, experimental_capabilities, extensions
         )
 
 
@@ -69,26 +70,24 @@ def build_server(
     kernel: KernelApi, *, calls: Calls, changes: ToolListWatcher, name: str = "kiwi", instructions: str = INSTRUCTIONS
 ) -> McpServer:
     """Return the server that passes everything on to the kernel; its user must close `calls` and `changes`."""
-    tools = Tools(kernel, changes, calls)
-    prompts = Prompts(kernel, changes.menu, calls)
-    resources = Resources(kernel, changes.menu, calls)
+    handlers = Handlers(kernel, changes, calls)
     server = McpServer(
         name,
         version=__version__,
         title="Kiwi",
         instructions=instructions,
         cache_hints=_HINTS,
-        get_tool_input_schema=tools.schema_of,
-        on_list_tools=tools.list,
-        on_list_prompts=prompts.list,
-        on_list_resources=resources.list,
-        on_list_resource_templates=resources.list_templates,
-        on_completion=Completions(kernel, changes.menu, prompts).complete,
+        get_tool_input_schema=handlers.schema_of,
+        on_list_tools=handlers.list_tools,
+        on_list_prompts=handlers.list_prompts,
+        on_list_resources=handlers.list_resources,
+        on_list_resource_templates=handlers.list_templates,
+        on_completion=handlers.complete,
     )
     # What may be answered with a question or a task first has more results than the constructor's types know.
-    server.add_request_handler("tools/call", types.CallToolRequestParams, tools.call)
-    server.add_request_handler("prompts/get", types.GetPromptRequestParams, prompts.get)
-    server.add_request_handler("resources/read", types.ReadResourceRequestParams, resources.read)
+    server.add_request_handler("tools/call", types.CallToolRequestParams, handlers.call_tool)
+    server.add_request_handler("prompts/get", types.GetPromptRequestParams, handlers.get_prompt)
+    server.add_request_handler("resources/read", types.ReadResourceRequestParams, handlers.read_resource)
     server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, set_level)
 
     async def greeted(context: Context, params: types.NotificationParams) -> None:
@@ -129,16 +128,17 @@ async def answer(server: McpServer, method: str, params: JsonObject, *, is_legac
     """Return the result that a new client would get."""
     to_server, inbound = anyio.create_memory_object_stream[SessionMessage | Exception](4)
     outbound, from_server = anyio.create_memory_object_stream[SessionMessage](4)
+
+    async def send(method: str, params: JsonObject) -> None:
+        request = types.JSONRPCRequest(jsonrpc="2.0", id=1, method=method, params=dict(params))
+        await to_server.send(SessionMessage(request))
+
     async with to_server, from_server, anyio.create_task_group() as tasks:
         tasks.start_soon(server.run, inbound, outbound, server.create_initialization_options())
         if is_legacy:
-            await to_server.send(_request("initialize", handshake(LATEST_HANDSHAKE_VERSION)))
+            await send("initialize", handshake(LATEST_HANDSHAKE_VERSION))
             await from_server.receive()
-        await to_server.send(_request(method, params))
+        await send(method, params)
         reply = json.loads((await from_server.receive()).message.model_dump_json(by_alias=True, exclude_unset=True))
         tasks.cancel_scope.cancel()
     return compact(reply["result"])
-
-
-def _request(method: str, params: JsonObject) -> SessionMessage:
-    return SessionMessage(types.JSONRPCRequest(jsonrpc="2.0", id=1, method=method, params=dict(params)))

@@ -88,9 +88,7 @@ class StdioWriter(ObjectSendStream[SessionMessage]):
         if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id in self._unheard:
             self._unheard.discard(message.id)
             return
-        await self._write(encoded(message) + b"\n")
-
-    async def _write(self, line: bytes) -> None:
+        line = encoded(message) + b"\n"
         try:
             if self._writer is None:
                 self._wire.write(line)
@@ -137,15 +135,14 @@ class StdioReader(ObjectReceiveStream[SessionMessage | Exception]):
         self._fd = wire.inbound
         self._short = short
         self._lines = opening.lines
-        messages = []
+        self._heard: deque[JSONRPCMessage] = deque()
         for line in opening.heard:
             message = jsonrpc_message_adapter.validate_json(line, by_name=False)
             if isinstance(message, JSONRPCRequest):
                 # Under a number of our own, so that dropping the reply cannot hit one that the client waits for.
                 message = message.model_copy(update={"id": f"heard-{secrets.token_hex(8)}"})
                 outbound.leave_unheard(message.id)
-            messages.append(message)
-        self._heard = deque(messages)
+            self._heard.append(message)
         self._outbound = outbound
         self._reader: asyncio.StreamReader | None = None
         self._transport: asyncio.BaseTransport | None = None
@@ -178,21 +175,17 @@ class StdioReader(ObjectReceiveStream[SessionMessage | Exception]):
     async def _message(self) -> JSONRPCMessage | None:
         if self._heard:
             return self._heard.popleft()
-        while (line := await self._line()) is not None:
+        while not self._is_ended:
+            if (line := self._lines.take()) is None:
+                if self._lines.is_ended:
+                    break
+                self._lines.feed(await self._read())
+                continue
             message = decoded(line)
             if not isinstance(message, ErrorData):
                 return message
             if line.strip():  # an empty line is no message, and no fault either
                 await self._outbound.send(SessionMessage(JSONRPCError(jsonrpc="2.0", id=None, error=message)))
-        return None
-
-    async def _line(self) -> bytes | None:
-        while not self._is_ended:
-            if (line := self._lines.take()) is not None:
-                return line
-            if self._lines.is_ended:
-                break
-            self._lines.feed(await self._read())
         return None
 
     async def _read(self) -> bytes:
@@ -292,18 +285,13 @@ async def settle(server: McpServer, changes: ToolListWatcher, opening: Handshake
     made_under, path = stamp(preferences), Path(path_of(project))
     tools = await tool_lists(server)
     if made_under is None and tools == load_prepared()["tools"]:
-        await asyncio.to_thread(forget, path)
+        with suppress(OSError):
+            await asyncio.to_thread(path.unlink, missing_ok=True)
     else:
         made_for = {**conditions(project, made_under), "preferences": preferences}
         await asyncio.to_thread(keep, path, {**made_for, "tools": tools})
     if opening.listed is not None and tools[opening.listed[0]] != opening.listed[1]:
         changes.outdate_tools()
-
-
-def forget(path: Path) -> None:
-    """Keep a list no longer."""
-    with suppress(OSError):
-        path.unlink(missing_ok=True)
 
 
 def keep(path: Path, kept: Mapping[str, object]) -> None:

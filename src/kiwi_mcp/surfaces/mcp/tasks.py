@@ -8,13 +8,13 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from math import inf
 from secrets import token_hex
 from time import monotonic
-from typing import Literal, Protocol, TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 import anyio
 import mcp_types as types
@@ -34,7 +34,7 @@ from kiwi_mcp.domain.errors import KiwiError, NotFound, PolicyDenied
 from kiwi_mcp.domain.json import Json, JsonObject, as_text, compact
 from kiwi_mcp.domain.outcome import silent
 from kiwi_mcp.domain.times import iso
-from kiwi_mcp.kernel.verb import Answer
+from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.store.principals import STDIO
 from kiwi_mcp.store.tasks import KEPT_MS, Task, TaskCommand, Tasks, TaskStatus
 from kiwi_mcp.surfaces.mcp.protocol import Context
@@ -43,22 +43,32 @@ from kiwi_mcp.surfaces.mcp.running_call import TIDY_SECONDS, Result, RunningCall
 
 _log = logging.getLogger("kiwi")
 
+EXTENSION = "io.modelcontextprotocol/tasks"
+POLL_MS = 1_000
+"""How often a client is advised to ask."""
+MOST_RUNNING = 64
+"""How many tasks of one principal may be under way."""
+LARGEST_RESULT = 1_000_000
+"""The largest result that a task keeps, in characters of JSON."""
+LOOK_SECONDS = 1.0
+"""How often the store is asked what others want of the tasks under way."""
+BEAT_SECONDS = 3.0
+"""How often it is recorded that they still are."""
 LONGEST_PAUSE = 10.0
 """The maximum pause after failures of the store, in seconds; a task counts as lost soon after."""
 
-
-class ThreadKernel(Protocol):
-    """What tasks that run threads need of a kernel."""
-
-    async def call(self, verb: str, payload: JsonObject, caller: Caller) -> Answer:
-        """Answer one verb."""
-
-    def leave(self) -> None:
-        """Prepare for the end of the process: threads continue without it."""
+StoredT = TypeVar("StoredT")
+_THREAD = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
+"""The id of a thread; that of a stored task is hexadecimal."""
+_OF_THREAD: Mapping[str, TaskStatus] = {
+    "completed": "completed", "failed": "completed", "exhausted": "completed", "cancelled": "cancelled",
+}  # fmt: skip
+"""The status of a task by that of its thread. A thread that failed has a result that is an error."""
+_DETAILS: Mapping[TaskStatus, str] = {"input_required": "inputRequests", "completed": "result", "failed": "error"}
 
 
 class StoreBackoff:
-    """How it is with the store, which is asked the less often the longer it fails."""
+    """The failures of the store: the longer it fails, the less often it is asked."""
 
     def __init__(self) -> None:
         self._failures = 0
@@ -75,32 +85,9 @@ class StoreBackoff:
             _log.warning("tasks are kept again, after %d failures", self._failures)
         self._failures = 0
 
-    def pause(self, seconds: float) -> float:
-        """Return how long to wait before the next request, instead of `seconds`."""
-        return min(seconds * 2.0 ** min(self._failures, 10), LONGEST_PAUSE)
-
-
-EXTENSION = "io.modelcontextprotocol/tasks"
-POLL_MS = 1_000
-"""How often a client is advised to ask."""
-MOST_RUNNING = 64
-"""How many tasks of one principal may be under way."""
-LARGEST_RESULT = 1_000_000
-"""The largest result that a task keeps, in characters of JSON."""
-LOOK_SECONDS = 1.0
-"""How often it is looked what others want of the tasks under way."""
-BEAT_SECONDS = 3.0
-"""How often it is recorded that they still are."""
-
-KeptT = TypeVar("KeptT")
-_THREAD = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
-"""The id of a thread; that of a stored task is hexadecimal."""
-_OF_THREAD: Mapping[str, TaskStatus] = {
-    "completed": "completed", "failed": "completed", "exhausted": "completed", "cancelled": "cancelled",
-}  # fmt: skip
-"""The status of a task by that of its thread. A thread that failed has a result that is an error."""
-_DETAILS: Mapping[TaskStatus, str] = {"input_required": "inputRequests", "completed": "result", "failed": "error"}
-_ENDED: JsonObject = {"code": INTERNAL_ERROR, "message": "Kiwi was ended while it ran, and stopped it."}
+    def pause(self) -> float:
+        """Return how long to wait before the next request."""
+        return min(LOOK_SECONDS * 2.0 ** min(self._failures, 10), LONGEST_PAUSE)
 
 
 class RunningTask:
@@ -113,7 +100,7 @@ class RunningTask:
         """Whether it has a row of its own; one that runs a thread has none."""
         self._task = task
 
-    def seen(self) -> Task:
+    def current(self) -> Task:
         """Return the task as it is now."""
         if self._task.is_over:
             return self._task
@@ -128,7 +115,22 @@ class RunningTask:
 
     def end(self, *, is_shutdown: bool) -> Task:
         """Return the task with the outcome of its work, which is over."""
-        status, detail, message = _ending(self.errand.work, is_shutdown=is_shutdown)
+        work = self.errand.work
+        status: TaskStatus = "failed"
+        if work.cancelled() and is_shutdown:
+            message = "Kiwi was ended while it ran, and stopped it."
+            detail: JsonObject = {"code": INTERNAL_ERROR, "message": message}
+        elif work.cancelled():
+            status, detail, message = "cancelled", {}, "It was cancelled."
+        elif (fault := work.exception()) is None:
+            status, detail, message = "completed", _as_stored(work.result()), ""
+        elif isinstance(fault, MCPError):
+            detail, message = fault.error.model_dump(mode="json", exclude_none=True), fault.error.message
+        else:
+            incident = token_hex(6)
+            _log.error("incident %s in a task", incident, exc_info=fault)
+            message = f"Something went wrong inside Kiwi (incident {incident})."
+            detail = {"code": INTERNAL_ERROR, "message": message}
         now = milliseconds()
         self._task = replace(
             self._task, status=status, detail=detail, message=message, updated_at=now, expires_at=now + KEPT_MS
@@ -144,25 +146,16 @@ class TaskManager:
     Everything of the store is done in other threads.
     """
 
-    def __init__(
-        self,
-        tasks: Callable[[], Tasks],
-        kernel: ThreadKernel | None = None,
-        *,
-        look: float = LOOK_SECONDS,
-        beat: float = BEAT_SECONDS,
-    ) -> None:
+    def __init__(self, tasks: Callable[[], Tasks], kernel: Kernel | None = None) -> None:
         self._tasks = tasks
         self._kernel = kernel
-        self._look = look
-        self._beat = beat
         self._owner = token_hex(16)
         self._running: dict[str, RunningTask] = {}
         self._watch: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self._is_closing = False
         self._news: asyncio.Future[None] | None = None
-        self._trouble = StoreBackoff()
+        self._backoff = StoreBackoff()
 
     async def open(self, errand: RunningCall, method: str, identity: str) -> Task | None:
         """Keep a call as a task, durably; None where that cannot be, and the call is as it was before."""
@@ -170,21 +163,20 @@ class TaskManager:
         if own >= MOST_RUNNING or self._is_closing:
             return None
         now = milliseconds()
-        if errand.thread_id and self._kernel is not None:
-            task = Task(errand.thread_id, errand.principal, method, identity, "", now, now, now + KEPT_MS, now)
-            return self._opened(task, errand)
-        task = Task(token_hex(16), errand.principal, method, identity, self._owner, now, now, now + KEPT_MS, now)
-        try:
-            # A cancellation of the call takes effect right after this: a row must not be left without its task.
-            with anyio.CancelScope(shield=True):
-                is_kept = await asyncio.to_thread(lambda: self._tasks().add(task))
-        except KiwiError as error:
-            self._trouble.failed(error)
-            return None
-        self._trouble.worked()
-        return self._opened(task, errand) if is_kept else None
-
-    def _opened(self, task: Task, errand: RunningCall) -> Task:
+        is_thread = bool(errand.thread_id) and self._kernel is not None
+        task_id, owner = (errand.thread_id, "") if is_thread else (token_hex(16), self._owner)
+        task = Task(task_id, errand.principal, method, identity, owner, now, now, now + KEPT_MS, now)
+        if not is_thread:
+            try:
+                # A cancellation of the call takes effect right after this: a row must not be left without its task.
+                with anyio.CancelScope(shield=True):
+                    is_stored = await asyncio.to_thread(lambda: self._tasks().add(task))
+            except KiwiError as error:
+                self._backoff.failed(error)
+                return None
+            self._backoff.worked()
+            if not is_stored:
+                return None
         self._running[task.id] = RunningTask(task, errand)
         errand.on_change = self._announce
         errand.hear, errand.log = silent, unheard  # a caller that asks about the task gets the latest progress
@@ -197,65 +189,38 @@ class TaskManager:
         if running.is_stored and (self._watch is None or self._watch.done()):
             self._watch = asyncio.create_task(self._watch_over())
 
-    def is_here(self, task_id: str, principal: str) -> bool:
-        """Whether this process makes a task, so that looking at it costs nothing."""
-        return self._own(task_id, principal) is not None
+    def running(self, task_id: str, principal: str) -> RunningTask | None:
+        """Return the task of a principal if it runs in this process, so that looking at it costs nothing."""
+        running = self._running.get(task_id)
+        return running if running is not None and running.errand.principal == principal else None
 
     async def get(self, task_id: str, principal: str) -> Task:
         """Return a task of a principal."""
-        if (running := self._own(task_id, principal)) is not None:
-            return running.seen()
+        if (running := self.running(task_id, principal)) is not None:
+            return running.current()
         if self._kernel is not None and _THREAD.fullmatch(task_id):
-            task = await self._of_thread(self._kernel, task_id, principal)
+            task = await _task_of_thread(self._kernel, task_id, principal)
         else:
             task = await self._stored(lambda tasks: tasks.get(task_id, principal, milliseconds()))
         if task is None:
             raise MCPError(INVALID_PARAMS, "No such task is known here, or its time is over.")
         return task
 
-    async def _of_thread(self, kernel: ThreadKernel, thread_id: str, principal: str) -> Task | None:
-        """Return the task that a thread is to its starter; None where there is no such thread, or it is another's."""
-        asked: JsonObject = {"action": "watch", "thread_id": thread_id, "seconds": 0}
-        answer = await kernel.call("thread", asked, _caller(principal))
-        content, now, detail = answer.content, milliseconds(), cast("JsonObject", {})
-        if isinstance(answer.error, NotFound | PolicyDenied):
-            return None
-        if answer.is_error:
-            raise MCPError(INTERNAL_ERROR, as_text(content.get("message")))
-        ended, waits_for = as_text(content.get("status")), as_text(content.get("waits_for"))
-        status = _OF_THREAD.get(ended, "working")
-        if status == "completed":
-            is_error = ended != "completed"
-            detail = _kept(as_result(replace(answer, is_error=is_error), revision=LATEST_MODERN_VERSION))
-        return Task(
-            thread_id,
-            principal,
-            "tools/call",
-            as_text(content.get("item")),
-            "",
-            _milliseconds_of(content, "started_at"),
-            _milliseconds_of(content, "updated_at"),
-            now + KEPT_MS,
-            now,
-            status,
-            as_text(content.get("message")) or (f"waits for {waits_for}" if waits_for else ended),
-            detail,
-        )
-
     async def update(self, task_id: str, principal: str, answers: Mapping[str, Json]) -> None:
         """Send answers to the questions of a task; another process may be running it."""
-        if (running := self._own(task_id, principal)) is not None:
+        if (running := self.running(task_id, principal)) is not None:
             running.errand.deliver(answers)
         elif not (await self.get(task_id, principal)).is_over:
             await self._stored(lambda tasks: tasks.answer(task_id, principal, answers))
 
     async def cancel(self, task_id: str, principal: str) -> None:
         """Stop a task, or have the process that makes it do so; nothing happens to one that is over."""
-        if (running := self._own(task_id, principal)) is not None:
+        if (running := self.running(task_id, principal)) is not None:
             running.errand.work.cancel()
         elif not (await self.get(task_id, principal)).is_over:
             if self._kernel is not None and _THREAD.fullmatch(task_id):
-                await self._kernel.call("thread", {"action": "cancel", "thread_id": task_id}, _caller(principal))
+                caller = Caller(is_owner=principal == STDIO)
+                await self._kernel.call("thread", {"action": "cancel", "thread_id": task_id}, caller)
             else:
                 await self._stored(lambda tasks: tasks.stop(task_id, principal))
 
@@ -288,51 +253,46 @@ class TaskManager:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
-    def _own(self, task_id: str, principal: str) -> RunningTask | None:
-        running = self._running.get(task_id)
-        return running if running is not None and running.errand.principal == principal else None
-
-    async def _stored(self, work: Callable[[Tasks], KeptT]) -> KeptT:
+    async def _stored(self, work: Callable[[Tasks], StoredT]) -> StoredT:
         try:
             return await asyncio.to_thread(lambda: work(self._tasks()))
         except KiwiError as error:
             raise MCPError(INTERNAL_ERROR, error.message, {"suggestion": error.suggestion}) from error
 
     def _end(self, running: RunningTask) -> None:
-        if not running.is_stored:
+        if running.is_stored:
+            ending = asyncio.create_task(self._finish(running.end(is_shutdown=self._is_closing)))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+        else:
             self._running.pop(running.id, None)
-            self._announce()
-            return
-        ended = running.end(is_shutdown=self._is_closing)
         self._announce()
-        ending = asyncio.create_task(self._keep(ended))
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
 
-    async def _keep(self, ended: Task) -> None:
+    async def _finish(self, ended: Task) -> None:
         try:
             await asyncio.to_thread(lambda: self._tasks().finish(ended))
         except KiwiError as error:
-            self._trouble.failed(error)  # it is tried again with the next look
+            self._backoff.failed(error)  # it is tried again with the next look
         else:
             self._running.pop(ended.id, None)
 
     async def _watch_over(self) -> None:
-        beaten_at, response = time.monotonic(), dict[str, TaskStatus]()
+        """Tell the store of the stored tasks under way here, and do with them what others want."""
+        beaten_at, stored = monotonic(), dict[str, TaskStatus]()
         while any(running.is_stored for running in self._running.values()):
-            await asyncio.sleep(self._trouble.pause(self._look))
-            seen = [running.seen() for running in self._running.values() if running.is_stored]
-            statuses = {task.id: task.status for task in seen}
-            is_due = statuses != response or time.monotonic() - beaten_at >= self._beat
+            await asyncio.sleep(self._backoff.pause())
+            current = [running.current() for running in self._running.values() if running.is_stored]
+            statuses = {task.id: task.status for task in current}
+            is_due = statuses != stored or monotonic() - beaten_at >= BEAT_SECONDS
             try:
-                wishes = await asyncio.to_thread(self._exchange, seen if is_due else ())
+                wishes = await asyncio.to_thread(self._exchange, current if is_due else ())
             except KiwiError as error:
-                self._trouble.failed(error)
+                self._backoff.failed(error)
                 continue
-            self._trouble.worked()
+            self._backoff.worked()
             if is_due:
-                beaten_at, response = time.monotonic(), statuses
-                for task in seen:
+                beaten_at, stored = monotonic(), statuses
+                for task in current:
                     if task.is_over:  # its end could not be kept at once, and is now
                         self._running.pop(task.id, None)
             for wish in wishes:
@@ -341,14 +301,37 @@ class TaskManager:
                     if wish.is_unwanted:
                         running.errand.work.cancel()
 
-    def _exchange(self, seen: Sequence[Task]) -> Sequence[TaskCommand]:
-        """Tell the store of the tasks under way, and return what others want of them."""
+    def _exchange(self, current: Sequence[Task]) -> Sequence[TaskCommand]:
+        """Store the state of the tasks under way, and return what others want of them."""
         tasks = self._tasks()
-        for ended in (task for task in seen if task.is_over):
+        for ended in (task for task in current if task.is_over):
             tasks.finish(ended)
-        if seen:
-            tasks.beat(self._owner, milliseconds(), [task for task in seen if not task.is_over])
+        if current:
+            tasks.beat(self._owner, milliseconds(), [task for task in current if not task.is_over])
         return tasks.wishes(self._owner)
+
+
+async def _task_of_thread(kernel: Kernel, thread_id: str, principal: str) -> Task | None:
+    """Return the task that a thread is to its starter; None where there is no such thread, or it is another's."""
+    asked: JsonObject = {"action": "watch", "thread_id": thread_id, "seconds": 0}
+    answer = await kernel.call("thread", asked, Caller(is_owner=principal == STDIO))
+    if isinstance(answer.error, NotFound | PolicyDenied):
+        return None
+    if answer.is_error:
+        raise MCPError(INTERNAL_ERROR, as_text(answer.content.get("message")))
+    names = "status", "waits_for", "item", "message", "started_at", "updated_at"
+    ended, waits_for, item, message, started_at, updated_at = (as_text(answer.content.get(name)) for name in names)
+    started, updated = (
+        round(datetime.fromisoformat(moment).timestamp() * 1_000) for moment in (started_at, updated_at)
+    )
+    status, detail = _OF_THREAD.get(ended, "working"), cast("JsonObject", {})
+    if status == "completed":
+        is_error = ended != "completed"
+        detail = _as_stored(as_result(replace(answer, is_error=is_error), revision=LATEST_MODERN_VERSION))
+    message = message or (f"waits for {waits_for}" if waits_for else ended)
+    now = milliseconds()
+    expires = now + KEPT_MS
+    return Task(thread_id, principal, "tools/call", item, "", started, updated, expires, now, status, message, detail)
 
 
 def task_to_json(task: Task) -> dict[str, object]:
@@ -368,42 +351,16 @@ def task_to_json(task: Task) -> dict[str, object]:
     return shown
 
 
-def dumped(result: Result) -> dict[str, object]:
-    """Return a result as it is sent."""
-    return result.model_dump(by_alias=True, mode="json", exclude_none=True) if isinstance(result, BaseModel) else result
-
-
-def _caller(principal: str) -> Caller:
-    return Caller(is_owner=principal == STDIO)
-
-
-def _milliseconds_of(content: JsonObject, name: str) -> int:
-    return round(datetime.fromisoformat(as_text(content.get(name))).timestamp() * 1_000)
-
-
 def milliseconds() -> int:
     """Return the time, in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 
-def _ending(work: asyncio.Task[Result], *, is_shutdown: bool) -> tuple[TaskStatus, JsonObject, str]:
-    if work.cancelled():
-        return ("failed", _ENDED, str(_ENDED["message"])) if is_shutdown else ("cancelled", {}, "It was cancelled.")
-    match work.exception():
-        case None:
-            return "completed", _kept(work.result()), ""
-        case MCPError(error=error):
-            return "failed", error.model_dump(mode="json", exclude_none=True), error.message
-        case fault:
-            incident = token_hex(6)
-            _log.error("incident %s in a task", incident, exc_info=fault)
-            message = f"Something went wrong inside Kiwi (incident {incident})."
-            return "failed", {"code": INTERNAL_ERROR, "message": message}, message
-
-
-def _kept(result: Result) -> JsonObject:
-    """Return a result as it is kept; of one that is too large, only how large it was."""
-    shown = cast("JsonObject", dumped(result))
+def _as_stored(result: Result) -> JsonObject:
+    """Return a result as it is sent; of one that is too large, only how large it was."""
+    if isinstance(result, BaseModel):
+        result = result.model_dump(by_alias=True, mode="json", exclude_none=True)
+    shown = cast("JsonObject", result)
     size = len(compact(shown))
     if size <= LARGEST_RESULT:
         return shown
@@ -411,11 +368,8 @@ def _kept(result: Result) -> JsonObject:
         f"The call gave {size:,} characters, more than the {LARGEST_RESULT:,} that a task keeps. "
         "Its run is recorded: see `kiwi runs`, or call again for less."
     )
-    return {
-        "content": [{"type": "text", "text": text}],
-        "isError": bool(shown.get("isError")),
-        "resultType": "complete",
-    }
+    is_error = bool(shown.get("isError"))
+    return {"content": [{"type": "text", "text": text}], "isError": is_error, "resultType": "complete"}
 
 
 class TaskParams(types.RequestParams):
@@ -425,48 +379,22 @@ class TaskParams(types.RequestParams):
 
 
 class UpdateParams(TaskParams):
-    """What a task asked, answered."""
+    """Answers to the questions of a task."""
 
     input_responses: dict[str, dict[str, object]]
 
 
-class TaskMethods:
-    """What clients may ask about their tasks."""
+class TaskNotification(types.Notification[dict[str, object], Literal["notifications/tasks"]]):
+    """A task, as it is now."""
 
-    def __init__(self, manager: TaskManager, principal: Callable[[Context], str]) -> None:
-        self._manager = manager
-        self._principal = principal
-
-    def serve(self, server: Server[dict[str, object]]) -> None:
-        """Add the extension to a server."""
-        server.extensions[EXTENSION] = {}
-        server.add_request_handler("tasks/get", TaskParams, self._get)
-        server.add_request_handler("tasks/update", UpdateParams, self._update)
-        server.add_request_handler("tasks/cancel", TaskParams, self._cancel)
-
-    async def _get(self, context: Context, params: TaskParams) -> dict[str, object]:
-        refuse_stray(context, params.task_id)
-        return task_to_json(await self._manager.get(params.task_id, self._principal(context)))
-
-    async def _update(self, context: Context, params: UpdateParams) -> dict[str, object]:
-        refuse_stray(context, params.task_id)
-        await self._manager.update(params.task_id, self._principal(context), params.input_responses)  # type: ignore[arg-type]  # JSON came in
-        return {}
-
-    async def _cancel(self, context: Context, params: TaskParams) -> dict[str, object]:
-        refuse_stray(context, params.task_id)
-        await self._manager.cancel(params.task_id, self._principal(context))
-        return {}
+    method: Literal["notifications/tasks"] = "notifications/tasks"
 
 
 def declares_tasks(context: Context) -> bool:
     """Whether a client says with this request that it has tasks."""
     declared = context.session.client_capabilities
-    return (
-        context.protocol_version in MODERN_PROTOCOL_VERSIONS
-        and declared is not None
-        and EXTENSION in (declared.extensions or {})
-    )
+    is_modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
+    return is_modern and declared is not None and EXTENSION in (declared.extensions or {})
 
 
 def missing_tasks(what: str) -> MCPError:
@@ -478,30 +406,11 @@ def missing_tasks(what: str) -> MCPError:
     )
 
 
-def refuse_stray(context: Context, task_id: str) -> None:
-    """Refuse a request of a client without tasks, and a request with a header that names another task than its body."""
-    if context.protocol_version not in MODERN_PROTOCOL_VERSIONS:
-        raise MCPError(types.METHOD_NOT_FOUND, "Method not found", context.method)
-    if not declares_tasks(context):
-        raise missing_tasks("Tasks are for clients that have them")
-    headers = getattr(context.request, "headers", None)
-    if headers is not None and decode_header_value(headers.get(MCP_NAME_HEADER)) != task_id:
-        raise MCPError(
-            types.HEADER_MISMATCH, f"{MCP_NAME_HEADER} header does not match the request body's 'taskId' parameter"
-        )
-
-
 _LISTEN = "subscriptions/listen"
-_MOST_HEARD = 64
-"""To how many tasks one stream may listen."""
+_MOST_WATCHED = 64
+"""How many tasks one stream may follow."""
 _READ_SECONDS, _MOST_READ = 1.0, 8
 """How often one stream has tasks read that other processes make, which say nothing, and how many of them at a time."""
-
-
-class TaskNotification(types.Notification[dict[str, object], Literal["notifications/tasks"]]):
-    """A task, as it is now."""
-
-    method: Literal["notifications/tasks"] = "notifications/tasks"
 
 
 class _Stream(ServerSession):
@@ -516,26 +425,30 @@ class _Stream(ServerSession):
         self, notification: types.ServerNotification, related_request_id: types.RequestId | None = None
     ) -> None:
         """Send one notification."""
+        is_acknowledgement = isinstance(notification, types.SubscriptionsAcknowledgedNotification)
         if isinstance(notification, types.SubscriptionsAcknowledgedNotification):
             honored = notification.params.notifications.model_copy(update={"taskIds": [*self._task_ids]})
             params = notification.params.model_copy(update={"notifications": honored})
-            await super().send_notification(notification.model_copy(update={"params": params}), related_request_id)
+            notification = notification.model_copy(update={"params": params})
+        await super().send_notification(notification, related_request_id)
+        if is_acknowledgement:
             self.is_acknowledged.set()
-        else:
-            await super().send_notification(notification, related_request_id)
 
 
-class TaskSubscriptions:
-    """Tells of tasks on the streams of those who listen, beside whatever else the server tells there."""
+class TaskMethods:
+    """What clients may ask about their tasks, and news of tasks on the streams that clients listen to."""
 
     def __init__(self, manager: TaskManager, principal: Callable[[Context], str]) -> None:
         self._manager = manager
         self._principal = principal
 
     def serve(self, server: Server[dict[str, object]]) -> None:
-        """Let a server's streams bring news of tasks, if it has streams."""
-        entry = server.get_request_handler(_LISTEN)
-        if entry is None:
+        """Add the extension to a server; its streams bring news of tasks, if it has streams."""
+        server.extensions[EXTENSION] = {}
+        server.add_request_handler("tasks/get", TaskParams, self._get)
+        server.add_request_handler("tasks/update", UpdateParams, self._update)
+        server.add_request_handler("tasks/cancel", TaskParams, self._cancel)
+        if (entry := server.get_request_handler(_LISTEN)) is None:
             return
 
         async def listen(context: Context, params: types.SubscriptionsListenRequestParams) -> HandlerResult:
@@ -546,30 +459,60 @@ class TaskSubscriptions:
                 raise missing_tasks("News of tasks are for clients that have them")
             principal = self._principal(context)
             known: list[str] = []
-            wanted = [*dict.fromkeys(map(str, task_ids[:_MOST_HEARD]))] if isinstance(task_ids, list) else []
+            wanted = [*dict.fromkeys(map(str, task_ids[:_MOST_WATCHED]))] if isinstance(task_ids, list) else []
             for task_id in wanted:
                 with suppress(MCPError):
                     known.append((await self._manager.get(task_id, principal)).id)
             stream = _Stream(context.session, known)
-            telling = asyncio.create_task(self._tell(stream, context.request_id, known, self._principal(context)))
+            reporting = asyncio.create_task(self._report(stream, context.request_id, known, principal))
             try:
                 return await entry.handler(dataclasses.replace(context, session=stream), params)
             finally:
-                telling.cancel()
+                reporting.cancel()
 
         server.add_request_handler(_LISTEN, types.SubscriptionsListenRequestParams, listen)
 
-    async def _tell(
+    async def _get(self, context: Context, params: TaskParams) -> dict[str, object]:
+        return task_to_json(await self._manager.get(params.task_id, self._admit(context, params)))
+
+    async def _update(self, context: Context, params: UpdateParams) -> dict[str, object]:
+        principal = self._admit(context, params)
+        await self._manager.update(params.task_id, principal, params.input_responses)  # type: ignore[arg-type]  # JSON came in
+        return {}
+
+    async def _cancel(self, context: Context, params: TaskParams) -> dict[str, object]:
+        await self._manager.cancel(params.task_id, self._admit(context, params))
+        return {}
+
+    def _admit(self, context: Context, params: TaskParams) -> str:
+        """Return who makes a request; refuse a client without tasks, and a header that names another task."""
+        if context.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+            raise MCPError(types.METHOD_NOT_FOUND, "Method not found", context.method)
+        if not declares_tasks(context):
+            raise missing_tasks("Tasks are for clients that have them")
+        headers = getattr(context.request, "headers", None)
+        if headers is not None and decode_header_value(headers.get(MCP_NAME_HEADER)) != params.task_id:
+            raise MCPError(
+                types.HEADER_MISMATCH, f"{MCP_NAME_HEADER} header does not match the request body's 'taskId' parameter"
+            )
+        return self._principal(context)
+
+    async def _report(
         self, stream: _Stream, number: types.RequestId | None, task_ids: Sequence[str], principal: str
     ) -> None:
-        """Tell of each task as it is now, then whenever it is otherwise, until all of them are over."""
-        waiting, told_at, read_at = deque(task_ids), dict[str, int](), -inf
+        """Send each task as it is now, then whenever it has changed, until all of them are over."""
+        waiting, sent_at, read_at = deque(task_ids), dict[str, int](), -inf
         await stream.is_acknowledged.wait()
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             while waiting:
-                news, may_read = self._manager.news(), monotonic() - read_at >= _READ_SECONDS
-                read_at = monotonic() if may_read else read_at
-                for task_id in self._due(waiting, principal, may_read=may_read):
+                news = self._manager.news()
+                # All that run here, and of those in the store a few at a time.
+                here = [task_id for task_id in waiting if self._manager.running(task_id, principal) is not None]
+                due = here
+                if monotonic() - read_at >= _READ_SECONDS:
+                    read_at = monotonic()
+                    due = here + [task_id for task_id in waiting if task_id not in here][:_MOST_READ]
+                for task_id in due:
                     waiting.remove(task_id)
                     try:
                         task = await self._manager.get(task_id, principal)
@@ -577,18 +520,12 @@ class TaskSubscriptions:
                         if fault.code != types.INVALID_PARAMS:  # the store fails, and may report it the next time
                             waiting.append(task_id)
                         continue
-                    if task.updated_at != told_at.get(task_id):
-                        told_at[task_id] = task.updated_at
+                    if task.updated_at != sent_at.get(task_id):
+                        sent_at[task_id] = task.updated_at
                         await stream.send_notification(_notification(task, number), related_request_id=number)
                     if not task.is_over:
                         waiting.append(task_id)  # behind those that had no turn
                 await asyncio.wait({news}, timeout=_READ_SECONDS)
-
-    def _due(self, waiting: Iterable[str], principal: str, *, may_read: bool) -> Sequence[str]:
-        """Return the tasks to look at: all that are made here, and of those in the store a few at a time."""
-        here = {task_id: self._manager.is_here(task_id, principal) for task_id in waiting}
-        stored = [task_id for task_id, is_here in here.items() if not is_here]
-        return [task_id for task_id, is_here in here.items() if is_here] + (stored[:_MOST_READ] if may_read else [])
 
 
 def _notification(task: Task, number: types.RequestId | None) -> types.ServerNotification:

@@ -84,17 +84,21 @@ class ClientToolList:
             reading.result()
 
     async def _read(self) -> None:
+        offers = self._offers
         try:
             mark, self._looked_at = self._kernel.offers_mark(), monotonic()
             if mark != self._mark:
-                self._serve(await self._kernel.offers())
+                offers = await self._kernel.offers()
                 self._mark = mark
         except KiwiError as error:  # a project that is not there: each call says so, and the meta-tools stay
             _log.warning("what clients see cannot be found out: %s", error.message)
-            self._serve(ONLY_META_TOOLS)
-            self._mark = None
+            offers, self._mark = ONLY_META_TOOLS, None
         finally:
             self._reading = None
+        self._is_read = True
+        if offers != self._offers:
+            self._offers = offers
+            self._tools = {offer.name: offer for offer in offers.tools}
 
     @property
     def last(self) -> Offers | None:
@@ -112,12 +116,6 @@ class ClientToolList:
         """Return the tool with a name among the offers that were read last, if the caller may know about it."""
         offer = self._tools.get(name)
         return offer if offer is None or self._view(Offers((), (offer,))).tools else None
-
-    def _serve(self, offers: Offers) -> None:
-        self._is_read = True
-        if offers != self._offers:
-            self._offers = offers
-            self._tools = {offer.name: offer for offer in offers.tools}
 
 
 HELP = "kiwi://help/"
@@ -187,8 +185,6 @@ class ToolListWatcher:
             self._watch.cancel()
             await asyncio.wait({self._watch})
 
-    # --- listeners ---
-
     async def greeted(self, context: Context, _params: types.NotificationParams) -> None:
         """Record a client of the handshake era, which is notified of changes from now on."""
         connection = connection_of(context)
@@ -225,18 +221,12 @@ class ToolListWatcher:
 
     async def _begin(self) -> None:
         self._note_watched()
-        if self._is_watching:
+        if self._watch is not None and not self._watch.done():
             return
         seen = self.menu.last or await self.menu.read()
-        if not self._is_watching:
+        if self._watch is None or self._watch.done():  # another client may have begun it meanwhile
             self._seen = seen  # what changes after a client was last given its lists is news for it
             self._watch = asyncio.create_task(self._keep_watch())
-
-    @property
-    def _is_watching(self) -> bool:
-        return self._watch is not None and not self._watch.done()
-
-    # --- notifications ---
 
     async def _keep_watch(self) -> None:
         while self._hearers:
@@ -257,9 +247,9 @@ class ToolListWatcher:
         before, self._seen = self._seen, await self.menu.read()
         for event in differences(before, self._seen):
             await self._announce(event)
-        for uri in self._digests.keys() - self._watched:
-            del self._digests[uri]
-        for uri in sorted(self._watched):
+        watched = self._watched
+        self._digests = {uri: digest for uri, digest in self._digests.items() if uri in watched}
+        for uri in sorted(watched):
             found = self._digest(uri)
             known, self._digests[uri] = self._digests.get(uri, found), found
             if found != known:
@@ -281,32 +271,27 @@ class ToolListWatcher:
 
     async def _announce(self, event: ServerEvent) -> None:
         await self._bus.publish(event)
-        response = [one.connection for one in self._hearers.values() if one.connection and _concerns(event, one)]
+        response = [
+            one.connection
+            for one in self._hearers.values()
+            if one.connection and (not isinstance(event, ResourceUpdated) or event.uri in one.uris)
+        ]
         await asyncio.gather(*(_tell(connection, event) for connection in response))
 
 
 def differences(before: Offers, now: Offers) -> Iterator[ServerEvent]:
     """Yield an event for each list that has changed."""
-    if _listed(before) != _listed(now):
-        yield ToolsListChanged()
-    if _visible(before.prompts) != _visible(now.prompts):
-        yield PromptsListChanged()
-    if _visible(before.resources + before.templates) != _visible(now.resources + now.templates):
-        yield ResourcesListChanged()
 
+    def visible(offers: Offers) -> Sequence[object]:
+        # A client does not see the digest of the content of an item.
+        parts = (offers.tools, offers.prompts, offers.resources + offers.templates)
+        tools, prompts, resources = ([replace(offer, digest="") for offer in part] for part in parts)
+        return (offers.meta_tools, tools, offers.servers, offers.namespaces), prompts, resources
 
-def _listed(offers: Offers) -> tuple[object, ...]:
-    """Return what the list of tools is made from."""
-    return offers.meta_tools, _visible(offers.tools), offers.servers, offers.namespaces
-
-
-def _visible(offers: Sequence[Offer]) -> Sequence[Offer]:
-    """Return offers without the digest of their content, which a client does not see."""
-    return [replace(offer, digest="") for offer in offers]
-
-
-def _concerns(event: ServerEvent, hearer: _Hearer) -> bool:
-    return not isinstance(event, ResourceUpdated) or event.uri in hearer.uris
+    events: Sequence[ServerEvent] = ToolsListChanged(), PromptsListChanged(), ResourcesListChanged()
+    for old, new, event in zip(visible(before), visible(now), events, strict=True):
+        if old != new:
+            yield event
 
 
 async def _tell(connection: Connection, event: ServerEvent) -> None:
