@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kiwi_mcp
-from kiwi_mcp.catalog import legacy_items
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel import Answer, Kernel
-from kiwi_mcp.kernel.verbs.migrate import MigrationStep
+from kiwi_mcp.kernel.verbs import migrate
+from kiwi_mcp.kernel.verbs.migrate import Migration, MigrationStep
 from kiwi_mcp.manifest.formats import is_variable
 from kiwi_mcp.manifest.legacy.python_script import read_script_facts
 
@@ -227,16 +226,17 @@ def test_an_interrupted_rewrite_is_finished_by_the_next_one(
     def cut(*_: object) -> Path:
         raise Killed
 
-    def cut_later(step: MigrationStep, base: Path) -> MigrationStep:
+    def cut_later(migration: Migration, step: MigrationStep) -> MigrationStep:
         if next(calls) == 3:
             raise Killed
-        done: MigrationStep = written(step, base)
-        return done
+        return write(migration, step)
 
+    write = Migration.write
     with monkeypatch.context() as patch:
-        module = import_module("kiwi_mcp.kernel.verbs.migrate")
-        written = module._written
-        patch.setattr(module, *(("discard", cut) if stage == "written" else ("_written", cut_later)))
+        if stage == "written":
+            patch.setattr(migrate, "discard", cut)
+        else:
+            patch.setattr(Migration, "write", cut_later)
         with pytest.raises(Killed):
             move(to=old, rewrite=True, apply=True)
     assert runs(ask, old) == EXPECTED
@@ -385,7 +385,7 @@ def test_a_large_folder_is_scanned_up_to_a_limit(
 ) -> None:
     for number in range(40):
         put(tmp_path / f"old/.ai/scripts/part{number % 4}/tool{number}.py", "def main(): return 1\n")
-    monkeypatch.setattr(legacy_items, "MAX_LOOKED_AT", 30)
+    monkeypatch.setattr(migrate, "MAX_LOOKED_AT", 30)
     answer = move(path=str(tmp_path / "old"))
     assert answer["counts"] == {"copy": 23, "skip": 1}
     assert "not looked at" in str(answer["items"])

@@ -6,8 +6,8 @@ import os
 import secrets
 import shutil
 from base64 import b64decode
-from binascii import Error as NotBase64
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from errno import EEXIST, ENOTDIR, ENOTEMPTY
 from pathlib import Path
 
@@ -120,17 +120,17 @@ def contents(written: Mapping[str, Json]) -> dict[str, bytes]:
     issues: list[Issue] = []
     files: dict[str, bytes] = {}
     for path, value in written.items():
+        place, data = f"files[{path!r}]", _bytes(value)
         if not is_safe_path(path):
-            issues.append(
-                Issue(f"files[{path!r}]", "is not a path inside the item", "Use a relative path such as `lib/a.py`.")
-            )
-            continue
-        data = _bytes(value)
-        if data is None:
-            issues.append(Issue(f"files[{path!r}]", "is neither text nor base64", 'Send text, or {"base64": "…"}.'))
-            continue
-        files[path] = data
-    issues += _collisions(files)
+            issues.append(Issue(place, "is not a path inside the item", "Use a relative path such as `lib/a.py`."))
+        elif data is None:
+            issues.append(Issue(place, "is neither text nor base64", 'Send text, or {"base64": "…"}.'))
+        else:
+            files[path] = data
+    issues += [
+        Issue(f"files[{path!r}]", f"cannot stand beside {other!r} on every system", "Rename one of them.")
+        for path, other in clashes([*files])
+    ]
     if issues:
         raise InvalidManifest("The request", issues)
     total = sum(map(len, files.values()))
@@ -140,25 +140,13 @@ def contents(written: Mapping[str, Json]) -> dict[str, bytes]:
 
 
 def _bytes(value: Json) -> bytes | None:
-    match value:
-        case str():
-            return value.encode("utf-8", errors="surrogatepass") if value.isascii() or _is_unicode(value) else None
-        case {"base64": str(encoded)}:
-            try:
+    with suppress(ValueError):  # half of a surrogate pair is no text
+        match value:
+            case str():
+                return value.encode()
+            case {"base64": str(encoded)}:
                 return b64decode(encoded, validate=True)
-            except NotBase64:
-                return None
-        case _:
-            return None
-
-
-def _is_unicode(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _collisions(files: Mapping[str, bytes]) -> list[Issue]:
-    reason = "cannot stand beside {!r} on every system"
-    return [Issue(f"files[{path!r}]", reason.format(other), "Rename one of them.") for path, other in clashes([*files])]
+    return None
 
 
 def place_for(*, kind: str, category: str, name: str) -> str:

@@ -18,7 +18,7 @@ INSTRUCTIONS = (
 """A short description of Kiwi that a client gets when it connects."""
 
 
-class VerbFamily(msgspec.Struct, frozen=True, kw_only=True):
+class VerbFamily(msgspec.Struct, frozen=True):
     """The verbs of one word that callers send, and how it is described to a model and to a person."""
 
     name: str
@@ -29,7 +29,7 @@ class VerbFamily(msgspec.Struct, frozen=True, kw_only=True):
     """The request that a model sends, if it is not the one of the verb itself."""
     is_meta_tool: bool = False
     """Whether a model sees it; the others can be called as well, and are not advertised."""
-    is_read_only: bool = True
+    is_read_only: bool = False
     imports_numpy: bool = False
     is_native: bool = False
     """Whether only native items call it: it has no command and no route."""
@@ -41,215 +41,157 @@ class VerbFamily(msgspec.Struct, frozen=True, kw_only=True):
         return input_schema(self.envelope or load_verb(self.name, "").request)
 
 
+def _actions(modules: Mapping[str, str]) -> dict[str, str]:
+    """Return the module of each action, from the actions of each module, separated by spaces."""
+    return {action: module for module, actions in modules.items() for action in actions.split()}
+
+
 VERBS: tuple[VerbFamily, ...] = (
     VerbFamily(
-        name="search",
-        verbs={"": "search"},
-        envelope=SearchRequest,
-        imports_numpy=True,
-        description="Find tools, directives and knowledge by what they do; one need per search. Returns names, one "
+        "search",
+        "Find tools, directives and knowledge by what they do; one need per search. Returns names, one "
         "line each and a score. Then `load` one.",
+        {"": "search"},
+        envelope=SearchRequest,
         is_meta_tool=True,
+        is_read_only=True,
+        imports_numpy=True,
     ),
     VerbFamily(
-        name="load",
-        verbs={"": "load"},
-        description="Read one item: definition, parameters (JSON Schema), content, executors. With item_type "
+        "load",
+        "Read one item: definition, parameters (JSON Schema), content, executors. With item_type "
         "`output`: a large result, by its handle.",
+        {"": "load"},
         is_meta_tool=True,
-        is_read_only=False,
     ),
     VerbFamily(
-        name="execute",
-        envelope=ExecuteRequest,
-        verbs={
-            **dict.fromkeys(("run", "code"), "run"),
-            "sign": "sign",
-            **dict.fromkeys(("create", "update", "delete"), "create"),
-            "validate": "sign",
-            "why": "why",
-            "publish": "registry.publish",
-            "pull": "registry.pull",
-            **dict.fromkeys(("versions", "diff"), "registry.versions"),
-            **dict.fromkeys(("deprecate", "yank", "rollback"), "registry.yank"),
-            **dict.fromkeys(("verify", "list"), "registry.versions"),
-        },
-        description="Run a tool with `parameters`, or manage tools: create (parameters: tool_id, tool_type, executor, "
+        "execute",
+        "Run a tool with `parameters`, or manage tools: create (parameters: tool_id, tool_type, executor, "
         "manifest, files), update, validate, sign, delete, why.",
+        _actions({"run": "run code", "sign": "sign", "create": "create update delete"})
+        | _actions({"sign": "validate", "why": "why", "registry.publish": "publish", "registry.remotes": "pull"})
+        | _actions({"registry.versions": "versions diff deprecate yank rollback verify list"}),
+        envelope=ExecuteRequest,
         is_meta_tool=True,
-        is_read_only=False,
+        runs_items=True,
+    ),
+    VerbFamily("help", "How to use Kiwi, with worked examples.", {"": "help"}, is_meta_tool=True, is_read_only=True),
+    VerbFamily("init", "Create the `.ai` folder of a project.", {"": "init"}),
+    VerbFamily("doctor", "What works here, what is missing, and how to get it.", {"": "doctor"}, is_read_only=True),
+    VerbFamily(
+        "setup",
+        "Bring the MCP servers of the user's clients to Kiwi, and Kiwi into the clients.",
+        {"": "setup"},
+        runs_items=True,
+    ),
+    VerbFamily("status", "What is here, what waits, and what to do next.", {"": "status"}, is_read_only=True),
+    VerbFamily("list", "The items of the project's and the user's own folders.", {"": "status"}, is_read_only=True),
+    VerbFamily(
+        "tasks", "Calls that went on as tasks: which there are, and stop one.", _actions({"tasks": "list show cancel"})
+    ),
+    VerbFamily(
+        "thread",
+        "Threads: directives that a model executes, with rights and limits of their own.",
+        _actions(
+            {
+                "thread": "list start show watch answer inject pause resume cancel fork instructions",
+                "thread_journal": "costs verify export erase keep",
+                "thread_replay": "record replay eval",
+            }
+        ),
         runs_items=True,
     ),
     VerbFamily(
-        name="help", verbs={"": "help"}, description="How to use Kiwi, with worked examples.", is_meta_tool=True
-    ),
-    VerbFamily(
-        name="init", verbs={"": "init"}, description="Create the `.ai` folder of a project.", is_read_only=False
-    ),
-    VerbFamily(name="doctor", verbs={"": "doctor"}, description="What works here, what is missing, and how to get it."),
-    VerbFamily(
-        name="setup",
-        verbs={"": "setup"},
-        description="Bring the MCP servers of the user's clients to Kiwi, and Kiwi into the clients.",
-        is_read_only=False,
+        "schedule",
+        "Schedules: threads that start by themselves at the times of a cron expression.",
+        _actions({"schedule": "list add pause run remove"}),
         runs_items=True,
     ),
-    VerbFamily(name="status", verbs={"": "status"}, description="What is here, what waits, and what to do next."),
-    VerbFamily(name="list", verbs={"": "status"}, description="The items of the project's and the user's own folders."),
+    VerbFamily("worker", "Run the threads in the queue, and serve schedules.", {"": "worker"}, runs_items=True),
     VerbFamily(
-        name="tasks",
-        verbs=dict.fromkeys(("list", "show", "cancel"), "tasks"),
-        description="Calls that went on as tasks: which there are, and stop one.",
-        is_read_only=False,
-    ),
-    VerbFamily(
-        name="thread",
-        verbs={
-            **dict.fromkeys(("list", "start", "show", "watch", "answer", "inject", "pause", "resume"), "thread"),
-            **dict.fromkeys(("cancel", "fork", "instructions"), "thread"),
-            **dict.fromkeys(("costs", "verify", "export", "erase", "keep"), "thread_journal"),
-            **dict.fromkeys(("record", "replay", "eval"), "thread_replay"),
-        },
-        description="Threads: directives that a model executes, with rights and limits of their own.",
-        is_read_only=False,
-        runs_items=True,
-    ),
-    VerbFamily(
-        name="schedule",
-        verbs=dict.fromkeys(("list", "add", "pause", "run", "remove"), "schedule"),
-        description="Schedules: threads that start by themselves at the times of a cron expression.",
-        is_read_only=False,
-        runs_items=True,
-    ),
-    VerbFamily(
-        name="worker",
-        verbs={"": "worker"},
-        description="Run the threads in the queue, and serve schedules.",
-        is_read_only=False,
-        runs_items=True,
-    ),
-    VerbFamily(
-        name="thread_tools",
-        verbs=dict.fromkeys(("return", "ask", "spawn", "wait", "checkpoints"), "thread_tools"),
-        description="What the thread tools do.",
+        "thread_tools",
+        "What the thread tools do.",
+        _actions({"thread_tools": "return ask spawn wait checkpoints"}),
         is_native=True,
-        is_read_only=False,
+    ),
+    VerbFamily("code_tools", "What the item `code` does.", {"run": "code"}, is_native=True, runs_items=True),
+    VerbFamily("skill_tools", "What the skill tool does.", {"use": "skill"}, is_native=True),
+    VerbFamily(
+        "skill",
+        "Skills: instructions for kinds of tasks, in the format of agentskills.io.",
+        _actions({"skill": "list import export"}),
     ),
     VerbFamily(
-        name="code_tools",
-        verbs={"run": "code"},
-        description="What the item `code` does.",
+        "memory_tools",
+        "What the memory tools do.",
+        _actions({"memory": "read list search history export write edit delete"}),
         is_native=True,
-        is_read_only=False,
+    ),
+    VerbFamily(
+        "runs", "What was run, with what outcome, and what each run gave.", _actions({"runs": "list show prune"})
+    ),
+    VerbFamily(
+        "audit",
+        "The receipts of all calls: list, show, verify that none was changed, export.",
+        _actions({"audit": "list show verify export"}),
+        is_read_only=True,
+    ),
+    VerbFamily(
+        "approvals",
+        "Calls that wait for approval; the owner answers and makes rules.",
+        _actions({"approvals": "list show approve deny rules add_rule remove_rule"}),
+    ),
+    VerbFamily("undo", "Runs that can be undone; the owner undoes them.", _actions({"undo": "list apply"})),
+    VerbFamily(
+        "registry",
+        "Move the store; push versions to another registry, pull from one, add one, show which are known.",
+        _actions({"registry.remotes": "show add remove push pull move"}),
+    ),
+    VerbFamily(
+        "mcp",
+        "Add MCP servers, see what they offer, accept it, and connect clients to Kiwi.",
+        _actions(
+            {
+                "mcp.servers": "list refresh remove login logout logs restart try",
+                "mcp.add": "add import allow",
+                "mcp.accept": "accept diff",
+                "mcp.connect": "connect",
+            }
+        ),
         runs_items=True,
     ),
     VerbFamily(
-        name="skill_tools",
-        verbs={"use": "skill"},
-        description="What the skill tool does.",
-        is_native=True,
-        is_read_only=False,
+        "prefer",
+        "Which tools, prompts and resources a client sees without searching.",
+        _actions({"prefer": "list add remove suggest"}),
     ),
     VerbFamily(
-        name="skill",
-        verbs=dict.fromkeys(("list", "import", "export"), "skill"),
-        description="Skills: instructions for kinds of tasks, in the format of agentskills.io.",
-        is_read_only=False,
-    ),
-    VerbFamily(
-        name="memory_tools",
-        verbs=dict.fromkeys(("read", "list", "search", "history", "export", "write", "edit", "delete"), "memory"),
-        description="What the memory tools do.",
-        is_native=True,
-        is_read_only=False,
-    ),
-    VerbFamily(
-        name="runs",
-        verbs=dict.fromkeys(("list", "show", "prune"), "runs"),
-        description="What was run, with what outcome, and what each run gave.",
-        is_read_only=False,
-    ),
-    VerbFamily(
-        name="audit",
-        verbs=dict.fromkeys(("list", "show", "verify", "export"), "audit"),
-        description="The receipts of all calls: list, show, verify that none was changed, export.",
-    ),
-    VerbFamily(
-        name="approvals",
-        verbs=dict.fromkeys(("list", "show", "approve", "deny", "rules", "add_rule", "remove_rule"), "approvals"),
-        description="Calls that wait for approval; the owner answers and makes rules.",
-        is_read_only=False,
-    ),
-    VerbFamily(
-        name="undo",
-        verbs=dict.fromkeys(("list", "apply"), "undo"),
-        description="Runs that can be undone; the owner undoes them.",
-        is_read_only=False,
-    ),
-    VerbFamily(
-        name="registry",
-        verbs=dict.fromkeys(("show", "add", "remove", "push", "pull", "move"), "registry.remotes"),
-        description="Move the store; push versions to another registry, pull from one, add one, show which are known.",
-        is_read_only=False,
-    ),
-    VerbFamily(
-        name="mcp",
-        verbs={
-            **dict.fromkeys(("list", "refresh", "remove", "login", "logout", "logs", "restart", "try"), "mcp.servers"),
-            **dict.fromkeys(("add", "import", "allow"), "mcp.add"),
-            **dict.fromkeys(("accept", "diff"), "mcp.accept"),
-            "connect": "mcp.connect",
-        },
-        description="Add MCP servers, see what they offer, accept it, and connect clients to Kiwi.",
-        is_read_only=False,
-        runs_items=True,
-    ),
-    VerbFamily(
-        name="prefer",
-        verbs=dict.fromkeys(("list", "add", "remove", "suggest"), "prefer"),
-        description="Which tools, prompts and resources a client sees without searching.",
-        is_read_only=False,
-    ),
-    VerbFamily(
-        name="memory",
-        verbs={
-            **dict.fromkeys(("list", "show", "forget"), "recall"),
-            **dict.fromkeys(("export", "import", "migrate"), "memory"),
-        },
-        description="The owner's memory: export and import it, and move older files into it. Which items were used "
+        "memory",
+        "The owner's memory: export and import it, and move older files into it. Which items were used "
         "after which searches, so that they are found sooner; list or forget them.",
-        is_read_only=False,
+        _actions({"recall": "list show forget", "memory": "export import migrate"}),
     ),
     VerbFamily(
-        name="secrets",
-        verbs=dict.fromkeys(("list", "set", "grant", "revoke", "rotate", "remove", "seal"), "secrets"),
-        description="The names of the owner's secrets; the owner sets them, and grants them to tools.",
-        is_read_only=False,
+        "secrets",
+        "The names of the owner's secrets; the owner sets them, and grants them to tools.",
+        _actions({"secrets": "list set grant revoke rotate remove seal"}),
     ),
     VerbFamily(
-        name="relax",
-        verbs=dict.fromkeys(("list", "apply", "undo"), "relax"),
-        description="Tools that the owner lets run less strictly than where they come from says.",
-        is_read_only=False,
+        "relax",
+        "Tools that the owner lets run less strictly than where they come from says.",
+        _actions({"relax": "list apply undo"}),
     ),
     VerbFamily(
-        name="key",
-        verbs=dict.fromkeys(("list", "show", "new", "trust", "revoke", "rotate"), "key"),
-        description="The keys that sign items; the owner makes, trusts, revokes and rotates them.",
-        is_read_only=False,
+        "key",
+        "The keys that sign items; the owner makes, trusts, revokes and rotates them.",
+        _actions({"key": "list show new trust revoke rotate"}),
     ),
     VerbFamily(
-        name="tokens",
-        verbs=dict.fromkeys(("list", "add", "remove"), "tokens"),
-        description="Who may use the gateway; the owner makes and removes their tokens.",
-        is_read_only=False,
+        "tokens",
+        "Who may use the gateway; the owner makes and removes their tokens.",
+        _actions({"tokens": "list add remove"}),
     ),
-    VerbFamily(
-        name="migrate",
-        verbs={"": "migrate"},
-        description="Bring the tools of an older folder along.",
-        is_read_only=False,
-    ),
+    VerbFamily("migrate", "Bring the tools of an older folder along.", {"": "migrate"}),
 )
 
 BY_NAME = {verb.name: verb for verb in VERBS}

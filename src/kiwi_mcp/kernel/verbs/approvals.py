@@ -46,10 +46,12 @@ from kiwi_mcp.store.runs import new_run
 
 _DAY_MS = 86_400_000
 _ANY_VERSION = "@*"
+_NARROWED = ("project", "digest", "scope", "actor", "paths", "hosts", "argv", "expires_at")
 _EXAMPLE = (
     "Name one item (`note`, `note@*` for all its versions), or write out what is meant: `user/local/*`, `*/note@*`."
 )
 _TELL = "Tell the owner that it waits: `kiwi approvals list` shows it to them."
+_rules = partial(verb, group="approvals rules", access=OWNER)
 
 ApprovalId = Annotated[NameText, Meta(min_length=1), Argument("The approval: its number or id.", "NUMBER")]
 
@@ -261,23 +263,14 @@ class RulesListResponse(Response, frozen=True, kw_only=True):
 
 
 def _rules_view(response: RulesListResponse) -> Iterator[ViewItem]:
-    empty = "There are no rules: you are asked about everything that changes your files or sends data out."
-    return rows(map(_rule_row, response.rules), empty)
+    lines: list[str] = []
+    for content in (rule.to_json() for rule in response.rules):
+        narrowed = [f"{name}={text_of(content[name])}" for name in _NARROWED if name in content]
+        lines.append(f"{content['rule_id']}  {content['item']}  {'  '.join(narrowed)}".rstrip())
+    return rows(lines, "There are no rules: you are asked about everything that changes your files or sends data out.")
 
 
-def _rule_row(rule: RuleResponse) -> str:
-    content = rule.to_json()
-    narrowed = [f"{name}={text_of(content[name])}" for name in _NARROWED if name in content]
-    return f"{rule.rule_id}  {rule.item}  {'  '.join(narrowed)}".rstrip()
-
-
-_NARROWED = ("project", "digest", "scope", "actor", "paths", "hosts", "argv", "expires_at")
-
-
-@verb(
-    "list", group="approvals rules", wire=("approvals", "rules"), access=OWNER, records=False,
-    aliases=("approvals rules",), shows=_rules_view,
-)  # fmt: skip
+@_rules("list", wire=("approvals", "rules"), records=False, aliases=("approvals rules",), shows=_rules_view)
 def list_rules(request: NoArguments, context: VerbContext) -> RulesListResponse:  # noqa: ARG001 - a verb
     """List the rules that approve calls beforehand."""
     return RulesListResponse(rules=[*map(_rule_response, context.services.store.approvals().rules())])
@@ -312,30 +305,32 @@ class RuleAddRequest(Request, frozen=True, kw_only=True):
     days: Annotated[Annotated[int, Meta(ge=1, le=3_650)] | None, Option("For this many days.")] = None
 
 
-@verb(
-    "add",
-    group="approvals rules",
-    wire=("approvals", "add_rule"),
-    access=OWNER,
-    needs_receipt=True,
-    hint=_TELL,
-    shows=_change_view,
-)
+@_rules("add", wire=("approvals", "add_rule"), needs_receipt=True, hint=_TELL, shows=_change_view)
 async def add_rule(request: RuleAddRequest, context: VerbContext) -> RuleResponse:
     """Approve calls of an item beforehand."""
     catalogs = context.services.catalogs
-    request = replace(request, paths=_below_home(request.paths))
-    if any(not path.startswith("/") for path in request.paths):
+    paths = tuple(f"{Path.home()}{path[1:]}" if path.startswith("~/") else path for path in request.paths)
+    if any(not path.startswith("/") for path in paths):
         issue = Issue(
             "paths", "is not absolute", "Begin it with `/` or `~/`; links are followed before the comparison."
         )
         raise Invalid("A rule names real paths.", suggestion=issue.fix, issues=[issue.to_json()])
     item, project = await catalogs.near.do(catalogs.space_if_any(None), partial(_items, request.item))
-    return await asyncio.to_thread(_rule_added, request, item, project, context)
-
-
-def _below_home(paths: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f"{Path.home()}{path[1:]}" if path.startswith("~/") else path for path in paths)
+    store, now = context.services.store.approvals(), now_ms()
+    rule = ApprovalRule(
+        id=new_run(now)[0],
+        item=item,
+        project=project,
+        created_at=now,
+        created_by=store.owner,
+        actor=request.actor or "",
+        paths=paths,
+        hosts=request.hosts,
+        argv=request.argv,
+        expires_at=now + request.days * _DAY_MS if request.days else None,
+    )
+    added = await asyncio.to_thread(store.add_rule, rule)
+    return replace(_rule_response(added), message=f"{added.item} needs no approval, within the limits of the rule.")
 
 
 def _items(item: str, catalog: Catalog) -> tuple[str, str]:
@@ -358,33 +353,13 @@ def _items(item: str, catalog: Catalog) -> tuple[str, str]:
     return meant, str(catalog.space.project)
 
 
-def _rule_added(request: RuleAddRequest, item: str, project: str, context: VerbContext) -> RuleResponse:
-    store, now = context.services.store.approvals(), now_ms()
-    rule = ApprovalRule(
-        id=new_run(now)[0],
-        item=item,
-        project=project,
-        created_at=now,
-        created_by=store.owner,
-        actor=request.actor or "",
-        paths=request.paths,
-        hosts=request.hosts,
-        argv=request.argv,
-        expires_at=now + request.days * _DAY_MS if request.days else None,
-    )
-    added = store.add_rule(rule)
-    return replace(_rule_response(added), message=f"{added.item} needs no approval, within the limits of the rule.")
-
-
 class RuleRemoveRequest(Request, frozen=True, kw_only=True):
     """Which rule to remove."""
 
     rule_id: Annotated[NameText, Meta(min_length=1), Argument("The rule: its id, or the beginning of it.", "RULE")]
 
 
-@verb(
-    "remove", group="approvals rules", wire=("approvals", "remove_rule"), access=OWNER, hint=_TELL, shows=_change_view
-)
+@_rules("remove", wire=("approvals", "remove_rule"), hint=_TELL, shows=_change_view)
 def remove_rule(request: RuleRemoveRequest, context: VerbContext) -> RuleResponse:
     """Remove a rule."""
     removed = context.services.store.approvals().remove_rule(request.rule_id)

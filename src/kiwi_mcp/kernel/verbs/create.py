@@ -9,7 +9,7 @@ from io import StringIO
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
-from msgspec import UNSET, Struct, UnsetType, field
+from msgspec import UNSET, Struct, UnsetType, ValidationError, convert, field
 from msgspec.structs import replace
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -91,31 +91,22 @@ def new_item(item_id: str | None, words: JsonObject, item_type: str, sheets: Typ
     stem = tool_id if is_tool_id(tool_id) else _UNNAMED
     if "content" in words:
         return tool_id, _single_file(stem, words, item_type, category, sheets)
-    if spec := next((one for one in sheets.by_type.values() if one.format and one.format.file in files), None):
-        own = spec.format.file if spec.format else ""
+    spec = next((one for one in sheets.by_type.values() if one.format and one.format.file in files), None)
+    if spec and spec.format:
         if not is_tool_id(tool_id):  # its folder is its name
             raise InvalidManifest(tool_id[:140], [bad_name(tool_id)])
-        return tool_id, ItemDraft(place_for(kind=spec.folder, category=category, name=stem), own, files)
-    if MANIFEST_NAME not in files:
+        return tool_id, ItemDraft(place_for(kind=spec.folder, category=category, name=stem), spec.format.file, files)
+    name = MANIFEST_NAME
+    if name not in files:
         named = {"tool_id": tool_id, **manifest, **({"category": category} if category else {})}
         if not files:
-            name = f"{stem}.yaml"
-            return tool_id, ItemDraft(
-                place_for(kind=TOOLS.name, category=category, name=name), name, {name: dump_manifest(named)}
-            )
-        files = {MANIFEST_NAME: dump_manifest(_with_entrypoint(named, files, sheets)), **files}
-    return tool_id, ItemDraft(place_for(kind=TOOLS.name, category=category, name=stem), MANIFEST_NAME, files)
-
-
-def _with_entrypoint(manifest: JsonObject, files: Mapping[str, bytes], sheets: TypeSpecs) -> JsonObject:
-    """Return a manifest with its only file as the entrypoint, if its type has one and the manifest names none."""
-    spec, config = (
-        sheets.get(sheets.canonical(as_text(manifest.get("tool_type")))[0]),
-        as_object(manifest.get("config")),
-    )
-    if len(files) != 1 or spec is None or "entrypoint" not in spec.words or "entrypoint" in {*manifest, *config}:
-        return manifest
-    return {**manifest, "config": {**config, "entrypoint": next(iter(files))}}
+            stem = name = f"{stem}.yaml"
+        # The only file is the entrypoint, if the type has one and the manifest names none.
+        spec, config = sheets.get(sheets.canonical(as_text(named.get("tool_type")))[0]), as_object(named.get("config"))
+        if len(files) == 1 and spec and "entrypoint" in spec.words and "entrypoint" not in {*named, *config}:
+            named["config"] = {**config, "entrypoint": next(iter(files))}
+        files = {name: dump_manifest(named), **files}
+    return tool_id, ItemDraft(place_for(kind=TOOLS.name, category=category, name=stem), name, files)
 
 
 def _manifest_of(words: JsonObject) -> dict[str, Json]:
@@ -136,8 +127,7 @@ def _name_inside(words: JsonObject, files: Mapping[str, bytes], sheets: TypeSpec
 
 def _mapping(word: str, value: Json) -> JsonObject:
     if value is not None and not isinstance(value, Mapping):
-        issue = Issue(word, "is not an object", f'Send `"{word}": {{…}}`.')
-        raise InvalidManifest("The request", [issue])
+        raise InvalidManifest("The request", [Issue(word, "is not an object", f'Send `"{word}": {{…}}`.')])
     return as_object(value)
 
 
@@ -172,10 +162,8 @@ def changed_item(tool: Tool, words: JsonObject, base_relative: str) -> ItemDraft
         own = _edited(own.decode(), tool.origin.path.suffix, changes)
     if not tool.origin.is_folder:
         if sent:
-            issue = Issue(
-                "files", "cannot be added to an item that is one file", "Create a folder item with these files."
-            )
-            raise InvalidManifest(tool.id, [issue])
+            fix = "Create a folder item with these files."
+            raise InvalidManifest(tool.id, [Issue("files", "cannot be added to an item that is one file", fix)])
         return ItemDraft(base_relative, name, {name: own}, executables)
     # Code that tools share is among the files of those that import it, and stays where it is.
     own_files = {path: data for path, data in files.items() if (tool.origin.root / path).exists()}
@@ -192,10 +180,8 @@ def _edited(body: str, suffix: str, changes: JsonObject) -> bytes:
     editor = YAML()
     editor.preserve_quotes = True
     editor.width = 4_096
-    if _UNINDENTED.search(body):
-        editor.indent(mapping=2, sequence=2, offset=0)
-    else:
-        editor.indent(mapping=2, sequence=4, offset=2)
+    offset = 0 if _UNINDENTED.search(body) else 2
+    editor.indent(mapping=2, sequence=2 + offset, offset=offset)
     try:
         document = editor.load(body)
     except YAMLError as error:
@@ -275,20 +261,23 @@ async def create(request: CreateRequest, context: VerbContext) -> ItemChangeResp
 
 async def create_item(request: CreateRequest, author: Author) -> ItemChangeResponse:
     """Create an item, or the tools that an OpenAPI document describes."""
-    words = request.parameters
-    source, base = _location(author, words)
+    words, space = request.parameters, author.catalog.space
+    location: Where = _where(words) or "project"
+    if location == "project":
+        refuse_nowhere(space)
+    base = space.user if location == "user" else space.project_ai
     if "openapi" in words:
-        return await _create_from_openapi(author, request, words, source, base)
+        return await _create_from_openapi(author, request, words, location, base)
     tool_id, draft = await asyncio.to_thread(
         new_item, request.item_id, words, request.item_type or "tool", author.catalog.sheets
     )
-    _refuse_taken(author, tool_id, source)
-    verdict = await _checked(author, draft, source, tool_id)
+    _refuse_taken(author, tool_id, location)
+    verdict = await _checked(author, draft, location, tool_id)
     if not request.dry_run:
-        _record_author(author, [verdict.digest], source)
+        _record_author(author, [verdict.digest], location)
         write(draft, base)
         _note_servers(author, verdict.tool_type)
-    return _response(request, tool_id, ("create", "created"), draft, base, verdict)
+    return _response(request, tool_id, draft, base, verdict)
 
 
 async def _create_from_openapi(
@@ -356,7 +345,7 @@ async def update_item(request: UpdateRequest, author: Author) -> ItemChangeRespo
         if author.is_owner:
             forget_signer(base / LOCK_NAME, tool)
         _note_servers(author, verdict.tool_type)
-    return _response(request, tool.id, ("update", "updated"), draft, base, verdict, hidden)
+    return _response(request, tool.id, draft, base, verdict, hidden)
 
 
 class DeleteRequest(ItemRequest, frozen=True, kw_only=True):
@@ -426,13 +415,6 @@ def _record_author(author: Author, digests: Sequence[str], into: Source, over: T
         author.authorship.writes(digests, into, over)
 
 
-def _location(author: Author, words: JsonObject) -> tuple[Source, Path]:
-    if _where(words) == "user":
-        return "user", author.catalog.space.user
-    refuse_nowhere(author.catalog.space)
-    return "project", author.catalog.space.project_ai
-
-
 def _refuse_taken(author: Author, tool_id: str, source: Source) -> None:
     try:
         found = author.catalog.find(tool_id, source=source)
@@ -465,15 +447,12 @@ def owned(author: Author, request: ItemRequest, location: Where | None) -> tuple
 
 def _where(words: JsonObject) -> Where | None:
     """Return the location that parameters name."""
-    match words.get("location"):
-        case None:
-            return None
-        case "project":
-            return "project"
-        case "user":
-            return "user"
-        case other:
-            raise InvalidRequest(f"{other!r} is not a location.", suggestion="Use `project` or `user`.")
+    try:
+        where: Where | None = convert(words.get("location"), Where | None)
+    except ValidationError as error:
+        fault = f"{words.get('location')!r} is not a location."
+        raise InvalidRequest(fault, suggestion="Use `project` or `user`.") from error
+    return where
 
 
 def _item_to_change(author: Author, request: ItemRequest, location: Where | None) -> tuple[Tool, Path]:
@@ -486,11 +465,8 @@ def _item_to_change(author: Author, request: ItemRequest, location: Where | None
             tool_id=tool.id,
         )
     _refuse_servers(author, tool.manifest.tool_type)
-    if (
-        tool.origin.is_in_user_space
-        and location is None
-        and author.catalog.space.user != author.catalog.space.project_ai
-    ):
+    space = author.catalog.space
+    if tool.origin.is_in_user_space and location is None and space.user != space.project_ai:
         raise InvalidRequest(
             f"{tool.id!r} is in the user's space, which every project uses, and not in this project.",
             suggestion="Say `location: user` (`--location user`) if you mean that one.",
@@ -517,16 +493,14 @@ def refuse_tampered(author: Author, tool: Tool, base: Path) -> None:
     if author.is_owner:
         return
     is_changed = tool.integrity == "modified" or tool.trust == "tampered"
-    if is_changed or (lock_at(base / LOCK_NAME).lost_signature(tool) and not _is_model_written(author, tool)):
+    if not is_changed and lock_at(base / LOCK_NAME).lost_signature(tool):
+        is_changed = author.authorship is None or author.authorship.origins.of(tool) != "model_written"
+    if is_changed:
         raise PolicyDenied(
             f"{tool.id!r} was changed after it was signed, and only the owner accepts such a change.",
             suggestion=f"Take the change back, or ask the owner to look at it and type `kiwi sign {tool.id}`.",
             tool_id=tool.id,
         )
-
-
-def _is_model_written(author: Author, tool: Tool) -> bool:
-    return author.authorship is not None and author.authorship.origins.of(tool) == "model_written"
 
 
 def _note_servers(author: Author, tool_type: str) -> None:
@@ -538,13 +512,13 @@ def _note_servers(author: Author, tool_type: str) -> None:
 def _response(
     request: CreateRequest | UpdateRequest,
     tool_id: str,
-    words: tuple[str, str],
     draft: ItemDraft,
     base: Path,
     verdict: Verdict,
     hidden: Sequence[str] = (),
 ) -> ItemChangeResponse:
-    action, done = words
+    action = "create" if isinstance(request, CreateRequest) else "update"
+    done = f"{action}d"
     return ItemChangeResponse(
         tool_id=tool_id,
         action=action,

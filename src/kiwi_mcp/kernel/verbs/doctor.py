@@ -77,23 +77,17 @@ _UNTESTED = "whether this machine can give that was not tested yet; the first to
 def tell_isolation(space: Space) -> str:
     """Return how tools are isolated, from earlier results; nothing is started to learn more."""
     known = known_backend_reports(space)
-    reached = [_tell_level(level, known) for level in LEVELS if level != "trusted"] if known else [_UNTESTED]
+    reached = [_reached(level, known)[0] for level in LEVELS if level != "trusted"] if known else [_UNTESTED]
     return f"{_COMMON}: {'; '.join(reached)}"
 
 
-def _tell_level(level: Level, known: Sequence[BackendReport]) -> str:
-    if (refused := _refusal(level, known)) is not None:
-        return f"{level} is refused ({refused.suggestion})"
-    backend = choose(level, known).backend
-    return f"{level} by {backend.name}" + (f" with limits by {backend.limited_by}" if backend.limited_by else "")
-
-
-def _refusal(level: Level, known: Sequence[BackendReport]) -> IsolationUnavailable | None:
+def _reached(level: Level, known: Sequence[BackendReport]) -> tuple[str, str]:
+    """Return how processes are isolated at a level, and what to do if this machine cannot do that."""
     try:
-        choose(level, known)
+        backend = choose(level, known).backend
     except IsolationUnavailable as refused:
-        return refused
-    return None
+        return f"{level} is refused ({refused.suggestion})", refused.suggestion
+    return f"{level} by {backend.name}" + (f" with limits by {backend.limited_by}" if backend.limited_by else ""), ""
 
 
 _COUNTED = 200_000
@@ -138,14 +132,9 @@ async def doctor(request: ProjectRequest, context: VerbContext) -> DoctorRespons
     search = await catalogs.far.do(catalogs.space(project), partial(search_status, services))
     report = context_report(offers, services.response_sizes, suggestions)
     response = examine(catalogs.of(project), services.store, offers, servers, report, search)
-    return await _with_worker(response, context)
-
-
-async def _with_worker(response: DoctorResponse, context: VerbContext) -> DoctorResponse:
-    """Add the check that a worker runs where threads or schedules are due."""
     try:
-        has_store = context.is_owner and context.services.store.registry_if_any() is not None
-        found = await due_warnings(context.services) if has_store else []
+        has_store = context.is_owner and services.store.registry_if_any() is not None
+        found = await due_warnings(services) if has_store else []
     except KiwiError:  # the store has a check of its own
         return response
     if not found:
@@ -184,18 +173,19 @@ def examine(
     """
     space = catalog.space
     checks = [
-        *_machine(),
+        _check("kiwi", f"{__version__}, MCP SDK {version('mcp')}"),
+        _check("python", f"{platform.python_version()} ({sys.executable})"),
         *_isolation(catalog, store),
         *_folders(space),
         *_cache(space.cache),
-        *_policy(space.user),
-        *_environment(catalog),
-        *_deployment(catalog),
+        *_or_problem("policy", _policy(space.user)),
+        *_or_problem(CONFIG, _environment(catalog)),
+        *_or_problem("deployment", _deployment(catalog)),
         *_preferences(space.user, offers),
         *_context(context),
-        *_secrets(space.user),
-        *_keys(space.user),
-        *_store(store),
+        *_or_problem("secrets", _secrets(space.user)),
+        *_or_problem("keys", _keys(space.user)),
+        *_or_problem("store", _store(store)),
         *_search(search),
         *_runtimes(catalog),
         *(check for server in servers for check in _server(server, catalog)),
@@ -212,25 +202,27 @@ def _check(name: str, detail: str, *, status: str = "ok", fix: str = "") -> Json
     return {**response, "fix": fix} if fix else response
 
 
-def _fix(error: KiwiError) -> str:
-    """Return the fix of an error: that of each of its issues, if it has any."""
+def _problem(name: str, error: KiwiError) -> JsonObject:
+    """Return the check that an error failed, with the fix of each of its issues if it has any."""
     issues = map(as_object, as_list(error.details.get("issues")))
     fixes = dict.fromkeys(
         f"{as_text(one.get('place'))}: {as_text(one.get('fix'))}".removeprefix(": ") for one in issues
     )
-    return " ".join([*fixes][:_MOST_FIXES]) or error.suggestion
+    fix = " ".join([*fixes][:_MOST_FIXES]) or error.suggestion
+    return _check(name, error.message, status="problem", fix=fix)
 
 
-def _machine() -> Iterator[JsonObject]:
-    yield _check("kiwi", f"{__version__}, MCP SDK {version('mcp')}")
-    yield _check("python", f"{platform.python_version()} ({sys.executable})")
+def _or_problem(name: str, checks: Iterator[JsonObject]) -> Iterator[JsonObject]:
+    try:
+        yield from checks
+    except KiwiError as error:
+        yield _problem(name, error)
 
 
 def _isolation(catalog: Catalog, store: Store) -> Iterator[JsonObject]:
     # What to do where this machine is known to have no sandbox, so that no tool of the owner's own runs.
     known = known_backend_reports(catalog.space)
-    refused = _refusal(floor("owner_written"), known) if known else None
-    fix = refused.suggestion if refused else ""
+    _, fix = _reached(floor("owner_written"), known) if known else ("", "")
     yield _check("isolation", tell_isolation(catalog.space), status="problem" if fix else "ok", fix=fix)
     try:
         authors = store.authors_if_any()
@@ -263,11 +255,7 @@ def _cache(cache: Path) -> Iterator[JsonObject]:
 
 
 def _policy(user: Path) -> Iterator[JsonObject]:
-    try:
-        grant = owner_policy(user).grant
-    except KiwiError as error:
-        yield _check("policy", error.message, status="problem", fix=_fix(error))
-        return
+    grant = owner_policy(user).grant
     granted = ", ".join(grant.hosts.allow) or "public addresses only"
     yield _check(
         "policy", f"{user / FILE_NAME}: hosts: {granted}; denied items: {', '.join(grant.items.deny) or 'none'}"
@@ -276,17 +264,12 @@ def _policy(user: Path) -> Iterator[JsonObject]:
 
 def _environment(catalog: Catalog) -> Iterator[JsonObject]:
     user = catalog.space.user
-    try:
-        chosen, root = home_config(user), memory_folder(user)
-    except KiwiError as error:
-        yield _check(CONFIG, error.message, status="problem", fix=_fix(error))
-        return
+    chosen, root = home_config(user), memory_folder(user)
     if chosen.provider_adapter:
         try:
             catalog.find(chosen.provider_adapter)
         except KiwiError:
-            absent = unknown_provider(chosen.provider_adapter)
-            yield _check(CONFIG, absent.message, status="warning", fix=_fix(absent))
+            yield {**_problem(CONFIG, unknown_provider(chosen.provider_adapter)), "status": "warning"}
     if chosen.auth_mode == "locked":
         fix = f"Remove `auth_mode` from {user / CONFIG} when items shall run again."
         yield _check(CONFIG, "auth_mode is locked: no item runs", status="warning", fix=fix)
@@ -325,11 +308,7 @@ def _plumbing_keys(path: str, text: str) -> list[str]:
 
 def _secrets(user: Path) -> Iterator[JsonObject]:
     folder = vault_folder(user)
-    try:
-        way = sealed_by(folder.parent)
-    except KiwiError as error:
-        yield _check("secrets", error.message, status="problem", fix=_fix(error))
-        return
+    way = sealed_by(folder.parent)
     if not folder.is_dir():
         yield _check("secrets", "none are kept; `kiwi secrets set NAME` keeps the first one")
         return
@@ -346,24 +325,15 @@ def _secrets(user: Path) -> Iterator[JsonObject]:
 
 def _keys(user: Path) -> Iterator[JsonObject]:
     """Report the keys that are trusted, if there are any."""
-    try:
-        trusted = owner_trust(user / TRUST_FILE)
-    except KiwiError as error:
-        yield _check("keys", error.message, status="problem", fix=_fix(error))
-        return
+    trusted = owner_trust(user / TRUST_FILE)
     if trusted.own or trusted.publishers:
         response = f"{len(trusted.own)} of your own; {len(trusted.publishers)} publishers are known by theirs"
         yield _check("keys", response)
 
 
 def _deployment(catalog: Catalog) -> Iterator[JsonObject]:
-    """Tell of a managed machine: how it holds processes, and which items that are here are not on its list."""
-    try:
-        found = deployments()
-    except KiwiError as error:
-        yield _check("deployment", error.message, status="problem", fix=_fix(error))
-        return
-    if not found:
+    """Report a managed machine: how it isolates processes, and which items that are here are not on its list."""
+    if not deployments():
         return
     least = minimum()
     yield _check("deployment", f"managed: every process runs at least at {least}" if least else "managed")
@@ -376,7 +346,7 @@ def _deployment(catalog: Catalog) -> Iterator[JsonObject]:
 
 def _preferences(user: Path, offers: Offers) -> Iterator[JsonObject]:
     if fault := owner_preferences(user).fault:
-        yield _check("preferences", fault.message, status="problem", fix=_fix(fault))
+        yield _problem("preferences", fault)
     chosen = count_text(len(offers.tools), "always-sent tool")
     texts = f"{count_text(len(offers.prompts), 'prompt')}, {count_text(len(offers.resources), 'resource')}"
     yield _check("preferences", f"clients see {', '.join(offers.meta_tools)} and {chosen}, {texts}")
@@ -401,18 +371,11 @@ def _context(context: JsonObject) -> Iterator[JsonObject]:
 
 
 def _store(store: Store) -> Iterator[JsonObject]:
-    try:
-        registry = store.registry()
-        yield _check("store", f"{registry.database.url}: {registry.count()} versions, as {store.actor.name}")
-    except KiwiError as error:
-        yield _check("store", error.message, status="problem", fix=_fix(error))
-        return
+    registry = store.registry()
+    yield _check("store", f"{registry.database.url}: {registry.count()} versions, as {store.actor.name}")
     for name in unseeded(registry):
-        response, fix = (
-            f"{name} here is not the one that ships with Kiwi",
-            "It is never run; ask who writes to this store.",
-        )
-        yield _check("store", response, status="warning", fix=fix)
+        response = f"{name} here is not the one that ships with Kiwi"
+        yield _check("store", response, status="warning", fix="It is never run; ask who writes to this store.")
     for doubt in registry.database.doubts():
         yield _check("store", doubt, status="warning", fix="Install `pysqlite3`, which brings a newer SQLite.")
 
@@ -437,7 +400,7 @@ def _runtimes(catalog: Catalog) -> Iterator[JsonObject]:
             tool = catalog.find(entry.identity)
             words = runtime_config(tool)
         except KiwiError as error:
-            yield _check(entry.tool_id, error.message, status="problem", fix=_fix(error))
+            yield _problem(entry.tool_id, error)
             continue
         if not tool.manifest.config.get("command") or not words.command:
             continue
@@ -499,13 +462,13 @@ def _items(catalog: Catalog) -> Iterator[JsonObject]:
     for issue in catalog.sheets.issues:
         yield _check(f"type sheet {issue.place}", issue.reason, status="problem", fix=issue.fix)
     for broken in catalog.broken():
-        yield _check(broken.path, broken.error.message, status="problem", fix=_fix(broken.error))
+        yield _problem(broken.path, broken.error)
     for name in sorted({entry.tool_id for entry in own}):
         try:
             hidden = catalog.shadows(catalog.find(name))
             drift = catalog.resolve(name).drift
         except KiwiError as error:
-            yield _check(name, error.message, status="problem", fix=_fix(error))
+            yield _problem(name, error)
             continue
         for sentence in hidden:
             yield _check(name, sentence, status="warning", fix="Rename one of them, or ask for the full identity.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -243,25 +243,20 @@ async def _prepare(request: PublishRequest, context: Context, registry: Registry
         sent[known_as[0] if known_as else made[-1].name] = None
     releases |= {one.name: one for one in _releases(chain, request, namespace, registry, signer, is_asked=True)}
     refuse_lost(lost_signatures(links, catalog.space))
-    for issue in _unpinned(chain):
-        verdict = verdict.with_issue(issue)
+    # The digest of the item does not say which version a name without one means.
+    for one in (one for one in chain.references if one.by == chain.tool.identity):
+        if one.tool.origin.server:
+            reason = f"names `{one.ref}` of an MCP server, which is not published"
+            fix = f"To use it, one needs the MCP server {one.tool.origin.server!r}."
+            verdict = verdict.with_issue(Issue("config", reason, fix, "warning"))
+        elif "@" not in one.ref and not one.tool.origin.is_built_in:
+            reason = f"names `{one.ref}` without a version, so a later one would be used too"
+            fix = f"Write `{one.ref}@{one.tool.manifest.version}`."
+            verdict = verdict.with_issue(Issue("config", reason, fix, "warning"))
     known = _visibility(tool.id, namespace, registry)
     all_links = tuple({(link.identity, link.item_type): link for link in links}.values())
     others = tuple(name for name in sent if name.namespace != BUILTIN_NAMESPACE)
     return Publication(tool, all_links, tuple(releases.values()), verdict, known, signer, others)
-
-
-def _unpinned(chain: Chain) -> Iterator[Issue]:
-    """Yield a warning for each name without a version: the digest of the item does not say which one is meant."""
-    for one in chain.references:
-        if one.by == chain.tool.identity and one.tool.origin.server:
-            fix = f"To use it, one needs the MCP server {one.tool.origin.server!r}."
-            yield Issue("config", f"names `{one.ref}` of an MCP server, which is not published", fix, "warning")
-        elif one.by == chain.tool.identity and "@" not in one.ref and not one.tool.origin.is_built_in:
-            fix = f"Write `{one.ref}@{one.tool.manifest.version}`."
-            yield Issue(
-                "config", f"names `{one.ref}` without a version, so a later one would be used too", fix, "warning"
-            )
 
 
 def _seal(publication: Publication, registry: Registry) -> Sequence[PublishResult]:
@@ -291,7 +286,9 @@ def _with_next(error: VersionConflict, name: VersionName, registry: Registry) ->
     """Return a conflict that says which version is free."""
     known = [listed.name.version for listed in registry.named(name.tool_id, namespace=name.namespace)]
     if name.version in known:  # otherwise it is an executor that changed
-        error.suggestion = f"{error.suggestion} The next free one is {_next(known)!r}."
+        highest = max(filter(None, map(Version.parse, known)))
+        free = Version(highest.major, highest.minor, highest.patch + (not highest.pre))
+        error.suggestion = f"{error.suggestion} The next free one is {str(free)!r}."
     return error
 
 
@@ -373,25 +370,23 @@ def _release(
             suggestion='Write a semantic version without build metadata, such as `version: "1.0.0"`.',
         )
     data = {file.path: load_bytes(tool, file) for file in tool.files}
-    made = release_of(
-        tool,
-        {**data, **_signed(tool, data[tool.origin.path.name], namespace, signer)},
-        namespace=namespace,
-        place=tool.origin.place,
-        executor=pin,
-        changelog=changelog,
-        visibility=visibility,
-    )
-    return CheckedRelease.of(made)
-
-
-def _signed(tool: Tool, data: bytes, namespace: str, signer: Signer | None) -> Mapping[str, bytes]:
-    """Return the files with the signature for a namespace; the signature in a folder is valid there only."""
     is_apart = signature_form(tool.origin.path).lower() in DETACHED
-    if signer is None and not (tool.signature and (tool.signature.key or is_apart)):
-        return {}
-    timestamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return signed_files(tool, data, namespace=namespace, timestamp=timestamp, signer=signer)
+    # The signature in a folder is valid there only.
+    if signer is not None or (tool.signature and (tool.signature.key or is_apart)):
+        timestamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        own = data[tool.origin.path.name]
+        data |= signed_files(tool, own, namespace=namespace, timestamp=timestamp, signer=signer)
+    return CheckedRelease.of(
+        release_of(
+            tool,
+            data,
+            namespace=namespace,
+            place=tool.origin.place,
+            executor=pin,
+            changelog=changelog,
+            visibility=visibility,
+        )
+    )
 
 
 def _visibility(tool_id: str, namespace: str, registry: Registry) -> Visibility | None:
@@ -399,25 +394,14 @@ def _visibility(tool_id: str, namespace: str, registry: Registry) -> Visibility 
     return next((listed.visibility for listed in registry.named(tool_id, namespace=namespace)), None)
 
 
-def _next(versions: Sequence[str]) -> str:
-    highest = max(filter(None, map(Version.parse, versions)))
-    return str(Version(highest.major, highest.minor, highest.patch + (not highest.pre)))
-
-
-def _outcome(publication: Publication, *, is_new: bool, is_planned: bool) -> str:
-    would_be = "would be" if is_planned else "is"
-    done = ("would be published" if is_planned else "published") if is_new else "is published already, as it is"
-    if not publication.changes_visibility:
-        return done
-    return (
-        f"{done}; with all its versions it {would_be} {publication.visibility} now, not {publication.visibility_before}"
-    )
-
-
 def _response(publication: Publication, published: Sequence[PublishResult], *, is_planned: bool) -> PublishResponse:
     top, tool = publication.releases[-1], publication.tool
     by_name = {one.name: one for one in published}
     is_new = by_name[top.name].is_new
+    done = ("would be published" if is_planned else "published") if is_new else "is published already, as it is"
+    if publication.changes_visibility:
+        now = f"{'would be' if is_planned else 'is'} {publication.visibility} now"
+        done += f"; with all its versions it {now}, not {publication.visibility_before}"
     shown = f"{top.name.namespace}/{tool.id}"  # for others the short name may be another item
     warnings = [dict(issue.to_json()) for issue in publication.verdict.warnings]
     if publication.signer is None and tool.integrity == "unsigned":
@@ -426,7 +410,7 @@ def _response(publication: Publication, published: Sequence[PublishResult], *, i
     return PublishResponse(
         tool_id=tool.id,
         status="planned" if is_planned else ("published" if is_new else "unchanged"),
-        message=f"{top.name} {_outcome(publication, is_new=is_new, is_planned=is_planned)}",
+        message=f"{top.name} {done}",
         identity=f"registry/{top.name}",
         version=top.name.version,
         namespace=top.name.namespace,

@@ -1,4 +1,4 @@
-"""registry list, versions, diff, verify; and how requests name published versions."""
+"""registry list, versions, diff, verify; deprecate, yank, rollback; and how requests name published versions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from difflib import unified_diff
+from functools import partial
 from itertools import islice
 from typing import Annotated
 
@@ -19,7 +20,7 @@ from kiwi_mcp.catalog.references import Ref
 from kiwi_mcp.catalog.release import trust_of_release
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, NotFound, ToolNotFound, VersionNotFound
 from kiwi_mcp.domain.items import ItemType, Source, Tool
-from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.names import Range, Version
 from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, StatusNote, VersionInfo
@@ -28,21 +29,25 @@ from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.kernel.tool_names import write_namespaces
 from kiwi_mcp.kernel.verb import (
     ANYONE,
+    AUTHOR,
     AnyJson,
     Argument,
+    DryRun,
     Item,
     NameText,
     Option,
     ProjectRequest,
     Response,
     Where,
+    filled,
     verb,
 )
-from kiwi_mcp.kernel.view import Data, Hint, Notice, TableRow, ViewItem, issue_text
+from kiwi_mcp.kernel.view import Data, Notice, TableRow, ViewItem, issue_text, next_hint
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.signatures import fingerprint
 from kiwi_mcp.manifest.trust_file import TrustFile
 from kiwi_mcp.policy.admission import lookalikes
+from kiwi_mcp.store.registry.publish import StatusOp
 from kiwi_mcp.store.registry.registry import Registry
 from kiwi_mcp.store.remote.port import read_named
 
@@ -62,6 +67,10 @@ Address = Annotated[str, Meta(max_length=2_000)]
 Only = Annotated[NameText | None, Option("Only this namespace.", "--namespace", metavar="NAMESPACE")]
 AcceptUnsigned = Annotated[bool, Option("Accept items without a signature.")]
 TrustKey = Annotated[NameText | None, Option("Trust the publisher's key with this fingerprint.", metavar="FINGERPRINT")]
+Reason = Annotated[
+    Annotated[str, Meta(max_length=1_000)], Option("Why; everyone who reads the history sees it.", "--reason", "-m")
+]
+Undo = Annotated[bool, Option("Take it back.")]
 
 
 class PublishedItemRequest(ProjectRequest, frozen=True, kw_only=True):
@@ -79,13 +88,6 @@ class PublishedItemRequest(ProjectRequest, frozen=True, kw_only=True):
         return self.item_type, None
 
 
-class VersionStatus(Struct, frozen=True):
-    """When a version got a status, and why."""
-
-    at: str
-    reason: str
-
-
 class VersionLine(Struct, frozen=True, kw_only=True):
     """A version as lists show it."""
 
@@ -97,28 +99,22 @@ class VersionLine(Struct, frozen=True, kw_only=True):
     published_by: str
     executor: str | None
     changelog: str | UnsetType = UNSET
-    yanked: VersionStatus | UnsetType = UNSET
-    deprecated: VersionStatus | UnsetType = UNSET
+    yanked: StatusNote | UnsetType = UNSET
+    deprecated: StatusNote | UnsetType = UNSET
 
     @classmethod
     def of(cls, listed: VersionInfo) -> VersionLine:
         """Return the line of a version."""
-        return cls(
+        return filled(
+            cls,
+            listed,
             version=listed.name.version,
-            is_latest=listed.is_latest,
-            digest=listed.digest,
-            closure=listed.closure,
             published_at=listed.created_at,
-            published_by=listed.published_by,
             executor=str(listed.executor.name) if listed.executor else None,
-            changelog=listed.changelog or UNSET,
-            yanked=_status(listed.yanked),
-            deprecated=_status(listed.deprecated),
         )
 
 
-def _status(note: StatusNote | None) -> VersionStatus | UnsetType:
-    return VersionStatus(note.at, note.reason) if note is not None else UNSET
+_lookup = partial(verb, group="registry", access=ANYONE, records=False)
 
 
 class RegistryListRequest(ProjectRequest, frozen=True, kw_only=True):
@@ -140,8 +136,8 @@ class PublishedItemLine(Struct, frozen=True, kw_only=True):
     visibility: str
     identity: str
     digest: str
-    yanked: VersionStatus | UnsetType = UNSET
-    deprecated: VersionStatus | UnsetType = UNSET
+    yanked: StatusNote | UnsetType = UNSET
+    deprecated: StatusNote | UnsetType = UNSET
     trust: str | UnsetType = UNSET
     signer: str | UnsetType = UNSET
     looks_like: list[str] | UnsetType = UNSET
@@ -168,13 +164,10 @@ def _list_view(response: RegistryListResponse) -> Iterator[ViewItem]:
         text = f"{one.description}{''.join(f' ({note})' for note in notes)}"
         yield TableRow(f"{f'{one.namespace}/{one.name}'.ljust(width)}  {one.version:<10} {one.tool_type:<12} {text}")
     yield Notice(f"{len(items)} item{'s' * (len(items) != 1)} in {store_path(response.registry)}")
-    if response.suggestion:
-        yield Hint(response.suggestion)
+    yield from next_hint(response.suggestion)
 
 
-@verb(
-    "list", group="registry", wire=("execute", "list"), access=ANYONE, records=False, needs_rules=True, shows=_list_view
-)
+@_lookup("list", wire=("execute", "list"), needs_rules=True, shows=_list_view)
 async def list_items(request: RegistryListRequest, context: VerbContext) -> RegistryListResponse:
     """List the items in the registry."""
     catalog = context.services.catalogs.at(request.project_path)
@@ -187,9 +180,8 @@ def _listed(request: RegistryListRequest, catalog: Catalog, context: VerbContext
     spare = len(registry.find(namespace=BUILTIN_NAMESPACE, tool_type=request.tool_type))
     permission = ItemVisibility(catalog, context.services.rights(context.caller))
     most = None if permission.hides else limit + spare + 1
-    found = _visible(registry.find(namespace=request.namespace, tool_type=request.tool_type, limit=most), permission)[
-        : limit + spare
-    ]
+    listed = registry.find(namespace=request.namespace, tool_type=request.tool_type, limit=most)
+    found = _visible(listed, permission)[: limit + spare]
     if not found:
         _refuse_unknown(request, catalog, registry, permission)
     ordered = sorted(found, key=lambda one: one.name.namespace == BUILTIN_NAMESPACE)
@@ -211,35 +203,23 @@ def _with_signers(items: Sequence[VersionInfo], catalog: Catalog, registry: Regi
     """Yield items with the signer of each, and publishers with names that look like its publisher."""
     trusted, published = TrustFile(catalog.space.user).now(), registry.namespaces()
     for number, item in enumerate(items):
-        line, namespace = _item_line(item), item.name.namespace
-        if namespace == BUILTIN_NAMESPACE or number >= _SIGNERS:
-            yield line
-            continue
-        try:
-            found = trust_of_release(read_named(registry, [item.name])[0], trusted, catalog.sheets)
-        except KiwiError:  # it is damaged, which `kiwi verify` reports
-            yield line
-            continue
-        key = found.signature.key if found.signature else ""
-        near = lookalikes(namespace, trusted, registry.actor.namespaces, published)
-        yield replace(
-            line, trust=found.trust, signer=fingerprint(key) if key else UNSET, looks_like=[*near] if near else UNSET
+        namespace = item.name.namespace
+        line = filled(
+            PublishedItemLine,
+            item,
+            name=item.name.tool_id,
+            namespace=namespace,
+            version=item.name.version,
+            description=item.description.partition("\n")[0][:200],
+            identity=f"registry/{item.name}",
         )
-
-
-def _item_line(listed: VersionInfo) -> PublishedItemLine:
-    return PublishedItemLine(
-        name=listed.name.tool_id,
-        namespace=listed.name.namespace,
-        version=listed.name.version,
-        tool_type=listed.tool_type,
-        description=listed.description.partition("\n")[0][:200],
-        visibility=listed.visibility,
-        identity=f"registry/{listed.name}",
-        digest=listed.digest,
-        yanked=_status(listed.yanked),
-        deprecated=_status(listed.deprecated),
-    )
+        if namespace != BUILTIN_NAMESPACE and number < _SIGNERS:
+            with suppress(KiwiError):  # it is damaged, which `kiwi verify` reports
+                found = trust_of_release(read_named(registry, [item.name])[0], trusted, catalog.sheets)
+                signer = fingerprint(found.signature.key) if found.signature and found.signature.key else UNSET
+                near = lookalikes(namespace, trusted, registry.actor.namespaces, published)
+                line = replace(line, trust=found.trust, signer=signer, looks_like=[*near] or UNSET)
+        yield line
 
 
 def _refuse_unknown(
@@ -279,14 +259,8 @@ def version_rows(versions: Sequence[VersionLine]) -> Iterator[ViewItem]:
                 yield TableRow(f"{'':<14} {name}: {note.reason}")
 
 
-@verb(
-    "versions",
-    group="registry",
-    wire=("execute", "versions"),
-    access=ANYONE,
-    records=False,
-    aliases=("versions",),
-    shows=lambda response: version_rows(response.versions),
+@_lookup(
+    "versions", wire=("execute", "versions"), aliases=("versions",), shows=lambda found: version_rows(found.versions)
 )
 def versions(request: PublishedItemRequest, context: VerbContext) -> VersionsResponse:
     """List every published version of an item."""
@@ -352,15 +326,7 @@ def _diff_view(response: RegistryDiffResponse) -> Iterator[ViewItem]:
         yield Notice("Nothing differs.")
 
 
-@verb(
-    "diff",
-    group="registry",
-    wire=("execute", "diff"),
-    access=ANYONE,
-    records=False,
-    aliases=("diff",),
-    shows=_diff_view,
-)
+@_lookup("diff", wire=("execute", "diff"), aliases=("diff",), shows=_diff_view)
 async def diff(request: RegistryDiffRequest, context: VerbContext) -> RegistryDiffResponse:
     """Show what changed between two versions, or between the latest one and the one in your folders."""
     catalog = context.services.catalogs.for_item(request.item_id, request.project_path)
@@ -389,68 +355,57 @@ async def diff(request: RegistryDiffRequest, context: VerbContext) -> RegistryDi
 
 
 def _sides(ref: Ref, request: RegistryDiffRequest, catalog: Catalog, registry: Registry) -> tuple[_Side, _Side]:
+    def side(version: str) -> _Side:
+        return _side(ref, version, catalog, registry)
+
     if request.first and request.second:
-        return _side(ref, request.first, catalog, registry), _side(ref, request.second, catalog, registry)
+        return side(request.first), side(request.second)
     published = every_version(ref, registry)
-    latest = next((listed for listed in published if listed.is_latest), published[0])
+    latest = next((listed for listed in published if listed.is_latest), published[0]).name.version
     if request.first:
-        return _side(ref, request.first, catalog, registry), _side(ref, latest.name.version, catalog, registry)
-    here = _here(ref, catalog)
-    if here is not None and not request.second:
-        return _side(ref, latest.name.version, catalog, registry), here
+        return side(request.first), side(latest)
     if request.second:
-        return _side(ref, latest.name.version, catalog, registry), _side(ref, request.second, catalog, registry)
+        return side(latest), side(request.second)
+    here = _here(ref, catalog)
+    if here is not None:
+        return side(latest), here
     if len(published) < 2:  # noqa: PLR2004 - it takes two
         raise InvalidRequest(
             f"{ref.name!r} has one published version and is in no folder here: there is nothing to compare it with.",
             suggestion="Name two versions with `from` and `to`, or load it into the project and change it.",
         )
-    newest, before = published[0].name.version, published[1].name.version
-    return _side(ref, before, catalog, registry), _side(ref, newest, catalog, registry)
+    return side(published[1].name.version), side(published[0].name.version)
 
 
 def _side(ref: Ref, version: str, catalog: Catalog, registry: Registry) -> _Side:
     """Return a version of the registry, or the item in a folder if it is `project` or `user`."""
+    name = ref.name
     match version:
         case "project" | "user":
-            return _read(_in_folder(ref, version, catalog))
-        case _:
-            if _is_no_version(version, ref):
-                hint = did_you_mean(version, ("project", "user"))
-                raise InvalidRequest(
-                    f"{version[:60]!r} is neither a version nor `project` or `user`.",
-                    suggestion=f"{hint}`kiwi versions {ref.name}` lists the versions.",
-                )
-            namespace = ref.published_namespace
-            home = f"registry/{namespace}/" if namespace else ""
-            every_version(ref, registry)  # not found if the caller may not see it
-            tool = catalog.find(f"{home}{ref.name}@{version}", source="registry", item_type=ref.item_type)
-            if not registry.named(tool.id, namespace=tool.origin.namespace):
-                raise ToolNotFound(ref.name)
-            return _read(tool)
-
-
-def _is_no_version(text: str, ref: Ref) -> bool:
-    return Version.parse(text) is None and Range.parse(text) is None and not Ref(ref.name, version=text).digest
-
-
-def _in_folder(ref: Ref, source: Where, catalog: Catalog) -> Tool:
-    name = ref.name
-    try:
-        return catalog.find(name, source=source, item_type=ref.item_type)
-    except ToolNotFound as error:
-        raise NotFound(
-            f"There is no {name!r} in the {source} space.",
-            suggestion=f"Copy it there with `kiwi load {name} --destination {source}`, or name two versions.",
-        ) from error
+            try:
+                return _read(catalog.find(name, source=version, item_type=ref.item_type))
+            except ToolNotFound as error:
+                raise NotFound(
+                    f"There is no {name!r} in the {version} space.",
+                    suggestion=f"Copy it there with `kiwi load {name} --destination {version}`, or name two versions.",
+                ) from error
+    if Version.parse(version) is None and Range.parse(version) is None and not Ref(name, version=version).digest:
+        raise InvalidRequest(
+            f"{version[:60]!r} is neither a version nor `project` or `user`.",
+            suggestion=f"{did_you_mean(version, _FOLDERS)}`kiwi versions {name}` lists the versions.",
+        )
+    home = f"registry/{ref.published_namespace}/" if ref.published_namespace else ""
+    every_version(ref, registry)  # not found if the caller may not see it
+    tool = catalog.find(f"{home}{name}@{version}", source="registry", item_type=ref.item_type)
+    if not registry.named(tool.id, namespace=tool.origin.namespace):
+        raise ToolNotFound(name)
+    return _read(tool)
 
 
 def _here(ref: Ref, catalog: Catalog) -> _Side | None:
-    for source in ("project", "user"):
-        try:
+    for source in _FOLDERS:
+        with suppress(KiwiError):
             return _read(catalog.find(ref.name, source=source, item_type=ref.item_type))
-        except KiwiError:
-            continue
     return None
 
 
@@ -469,19 +424,13 @@ def _changes(first: _Side, second: _Side) -> Iterator[dict[str, Json]]:
         if was and now and was[1] != now[1]:
             found["executable"] = now[1]
         before, after = was[0] if was else b"", now[0] if now else b""
-        if before != after:
-            found |= _difference(path, before, after)
+        if before != after and (b"\0" in before + after or max(len(before), len(after)) > _MAX_TEXT):
+            found |= {"from_bytes": len(before), "to_bytes": len(after)}
+        elif before != after:
+            old, new = (data.decode(errors="replace").splitlines(keepends=True) for data in (before, after))
+            lines = unified_diff(old, new, f"a/{path}", f"b/{path}")
+            found["diff"] = "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
         yield found
-
-
-def _difference(path: str, before: bytes, after: bytes) -> JsonObject:
-    sizes: JsonObject = {"from_bytes": len(before), "to_bytes": len(after)}
-    if b"\0" in before + after or max(len(before), len(after)) > _MAX_TEXT:
-        return sizes
-    old = before.decode(errors="replace").splitlines(keepends=True)
-    new = after.decode(errors="replace").splitlines(keepends=True)
-    lines = unified_diff(old, new, f"a/{path}", f"b/{path}")
-    return {"diff": "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)}
 
 
 class RegistryVerifyRequest(ProjectRequest, frozen=True, kw_only=True):
@@ -517,15 +466,7 @@ def _verify_view(response: RegistryVerifyResponse) -> Iterator[ViewItem]:
     yield Notice(f"{response.message}: {count} version{'s' * (count != 1)} in {place}")
 
 
-@verb(
-    "verify",
-    group="registry",
-    wire=("execute", "verify"),
-    access=ANYONE,
-    records=False,
-    aliases=("verify",),
-    shows=_verify_view,
-)
+@_lookup("verify", wire=("execute", "verify"), aliases=("verify",), shows=_verify_view)
 async def verify(request: RegistryVerifyRequest, context: VerbContext) -> RegistryVerifyResponse:
     """Check that everything published is unchanged."""
     context.caller.report(Progress("reading every version again"))
@@ -619,3 +560,184 @@ async def save_namespaces(context: VerbContext, *, is_planned: bool) -> AsyncIte
 def store_path(url: str) -> str:
     """Return a store's address as a sentence shows it: a file by its path."""
     return url.removeprefix("sqlite:///")
+
+
+class VersionStatusResponse(Response, frozen=True, kw_only=True):
+    """The versions with another status. A planned change lists the whole versions, a change only their numbers."""
+
+    tool_id: str
+    action: str
+    status: str
+    message: str
+    versions: list[VersionLine | str] | UnsetType = UNSET
+    latest: str | None | UnsetType = UNSET
+    yanked: list[str] | UnsetType = UNSET
+    to: str | UnsetType = UNSET
+    next: str | UnsetType = UNSET
+
+
+def _status_view(response: VersionStatusResponse) -> Iterator[ViewItem]:
+    if response.status == "planned":
+        yield from version_rows([one for one in response.versions or () if isinstance(one, VersionLine)])
+        yield Notice(response.message)
+        return
+    yield Data(response.message)
+    yield from next_hint(response.next)
+    if response.latest:
+        yield Notice(f"  latest: {response.latest}")
+
+
+_change = partial(verb, group="registry", access=AUTHOR, needs_receipt=True, writes_registry=True, shows=_status_view)
+
+
+class DeprecateRequest(PublishedItemRequest, frozen=True, kw_only=True):
+    """Which versions to deprecate, and why."""
+
+    reason: Reason = ""
+    undo: Undo = False
+    dry_run: DryRun = False
+
+
+@_change("deprecate", wire=("execute", "deprecate"), aliases=("deprecate",))
+def deprecate(request: DeprecateRequest, context: VerbContext) -> VersionStatusResponse:
+    """Warn the users of a version, of a range, or of every version. They still run."""
+    op: StatusOp = "undeprecate" if request.undo else "deprecate"
+    status = "no longer deprecated" if request.undo else "deprecated"
+    every = published_versions(request.item_id, request.project_path, context)
+    found = matching(Ref.parse(request.item_id), every)
+    return _set_status(request, found, op, status, context)
+
+
+class YankRequest(DeprecateRequest, frozen=True, kw_only=True):
+    """Which version to yank, and why."""
+
+    item_id: Annotated[NameText, Argument("One exact version: name@1.2.3.", "ITEM")]
+
+
+@_change("yank", wire=("execute", "yank"), aliases=("yank",))
+async def yank(request: YankRequest, context: VerbContext) -> VersionStatusResponse:
+    """Take a version out of use: only a request that names it exactly still gets it."""
+    op: StatusOp = "unyank" if request.undo else "yank"
+    status = "taken up again" if request.undo else "yanked"
+
+    def work() -> VersionStatusResponse:
+        return _set_status(request, _exact(request, context), op, status, context)
+
+    async with save_namespaces(context, is_planned=request.dry_run):
+        return await asyncio.to_thread(work)
+
+
+def _exact(request: YankRequest, context: VerbContext) -> Sequence[VersionInfo]:
+    """Return the one version that a request names exactly, or refuse the request."""
+    item, ref = request.item_id, Ref.parse(request.item_id)
+    if ref.version is None:
+        raise InvalidRequest(
+            "Yanking takes one version out of use, and none is named.",
+            suggestion=f"Name it: `{item}@1.2.3`. `kiwi rollback {item}` goes back to the version before.",
+        )
+    found = matching(ref, published_versions(item, request.project_path, context))
+    if not ref.is_exactly(found[0]):
+        raise InvalidRequest(
+            f"Yanking takes one version out of use, and {item!r} is not the exact name of one.",
+            suggestion=f"Name one of those that it covers: {', '.join(f'`{listed.name}`' for listed in found)}.",
+        )
+    return found
+
+
+class RollbackRequest(PublishedItemRequest, frozen=True, kw_only=True):
+    """Which version to return to, and why."""
+
+    to: Annotated[NameText | None, Option("The version to return to; the one before otherwise.", metavar="VERSION")] = (
+        None
+    )
+    reason: Reason = ""
+    dry_run: DryRun = False
+
+
+@_change("rollback", wire=("execute", "rollback"), aliases=("rollback",))
+async def rollback(request: RollbackRequest, context: VerbContext) -> VersionStatusResponse:
+    """Return to an earlier version: newer ones are yanked."""
+    async with save_namespaces(context, is_planned=request.dry_run):
+        return await asyncio.to_thread(_rolled_back, request, context)
+
+
+def _rolled_back(request: RollbackRequest, context: VerbContext) -> VersionStatusResponse:
+    registry = context.registry()
+    found = published_versions(request.item_id, request.project_path, context)
+    in_use = [listed for listed in found if listed.yanked is None]
+    target = _earlier(Ref.parse(request.item_id), request.to, in_use, found)
+    newer = [listed for listed in in_use if _semver(listed) > _semver(target)]  # those are yanked
+    if not newer and target.yanked is None:
+        raise InvalidRequest(
+            f"{target.name} is the newest version that is in use already.",
+            suggestion=f"`kiwi versions {request.item_id}` lists what there is.",
+        )
+    if request.dry_run:
+        planned = _planned_status("rollback", newer or [target], "yanked" if newer else "taken up again")
+        return replace(planned, to=str(target.name))
+    if target.yanked is not None:
+        registry.set_status([target.name], "unyank")
+    if newer:
+        reason = request.reason or f"rolled back to {target.name.version}"
+        registry.set_status([listed.name for listed in newer], "yank", reason)
+    undo = f"{newer[0].name} --undo" if newer else str(target.name)
+    return VersionStatusResponse(
+        tool_id=target.name.tool_id,
+        action="rollback",
+        status="rolled back",
+        message=f"{target.name} is the latest again",
+        latest=_latest(target, registry),
+        yanked=[listed.name.version for listed in newer],
+        next=f"Take it back with `kiwi yank {undo}`.",
+    )
+
+
+def _earlier(ref: Ref, to: str | None, in_use: Sequence[VersionInfo], found: Sequence[VersionInfo]) -> VersionInfo:
+    if to is not None:
+        return matching(Ref(ref.name, version=to), found)[0]
+    latest = next((_semver(one) for one in in_use if one.is_latest), Version(0, 0, 0))
+    earlier = [one for one in in_use if _semver(one) < latest]
+    if not earlier:
+        raise InvalidRequest(
+            f"{ref.name!r} has no earlier version to go back to.",
+            suggestion=f"Yank the only one with `kiwi yank {found[0].name}`, or publish a new one.",
+        )
+    # As for the latest version, a pre-release counts only where there is no release.
+    return next((one for one in earlier if not _semver(one).pre), earlier[0])
+
+
+def _set_status(
+    request: DeprecateRequest, found: Sequence[VersionInfo], op: StatusOp, status: str, context: VerbContext
+) -> VersionStatusResponse:
+    action, registry = op.removeprefix("un"), context.registry()
+    if request.dry_run:
+        return _planned_status(action, found, status)
+    registry.set_status([listed.name for listed in found], op, request.reason)
+    names = ", ".join(str(listed.name) for listed in found)
+    return VersionStatusResponse(
+        tool_id=found[0].name.tool_id,
+        action=action,
+        status=status,
+        message=f"{names} {'is' if len(found) == 1 else 'are'} {status}",
+        versions=[listed.name.version for listed in found],
+        latest=_latest(found[0], registry),
+    )
+
+
+def _planned_status(action: str, found: Sequence[VersionInfo], status: str) -> VersionStatusResponse:
+    return VersionStatusResponse(
+        tool_id=found[0].name.tool_id,
+        action=action,
+        status="planned",
+        message=f"{', '.join(str(listed.name) for listed in found)} would be {status}",
+        versions=[VersionLine.of(listed) for listed in found],
+    )
+
+
+def _semver(listed: VersionInfo) -> Version:
+    return Version.parse(listed.name.version) or Version(0, 0, 0)
+
+
+def _latest(listed: VersionInfo, registry: Registry) -> str | None:
+    found = registry.named(listed.name.tool_id, namespace=listed.name.namespace)
+    return next((one.name.version for one in found if one.is_latest), None)
