@@ -1,4 +1,4 @@
-"""Migration of old folders: planned first, then copied unchanged or rewritten on request."""
+"""FolderMigration of old folders: planned first, then copied unchanged or rewritten on request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import kiwi_mcp
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.kernel.verbs import migrate
-from kiwi_mcp.kernel.verbs.migrate import Migration, MigrationStep
+from kiwi_mcp.kernel.verbs.migrate import FolderMigration, MigrationStep
 from kiwi_mcp.manifest.formats import is_variable
 from kiwi_mcp.manifest.legacy.python_script import read_script_facts
 
@@ -226,17 +226,17 @@ def test_an_interrupted_rewrite_is_finished_by_the_next_one(
     def cut(*_: object) -> Path:
         raise Killed
 
-    def cut_later(migration: Migration, step: MigrationStep) -> MigrationStep:
+    def cut_later(migration: FolderMigration, step: MigrationStep) -> MigrationStep:
         if next(calls) == 3:
             raise Killed
         return write(migration, step)
 
-    write = Migration.write
+    write = FolderMigration.write
     with monkeypatch.context() as patch:
         if stage == "written":
             patch.setattr(migrate, "discard", cut)
         else:
-            patch.setattr(Migration, "write", cut_later)
+            patch.setattr(FolderMigration, "write", cut_later)
         with pytest.raises(Killed):
             move(to=old, rewrite=True, apply=True)
     assert runs(ask, old) == EXPECTED

@@ -232,7 +232,7 @@ async def migrate(request: MigrateRequest, context: VerbContext) -> MigrateRespo
     """Bring the tools of an older folder into this project."""
     services, caller = context.services, context.caller
     catalog, authorship, report = services.catalogs.of(request.project_path), services.authorship(caller), caller.report
-    migration = Migration(request, catalog)
+    migration = FolderMigration(request, catalog)
     if request.apply and not authorship.is_owner and SOURCE_TRAITS[migration.source].is_in_user_space:
         raise PolicyDenied(
             "Only the owner brings tools to the user's space, where every project uses them.",
@@ -257,7 +257,7 @@ async def migrate(request: MigrateRequest, context: VerbContext) -> MigrateRespo
     return migration.response([] if is_fruitless else steps)
 
 
-class Migration:
+class FolderMigration:
     """Brings the items of an old folder to a space, once it is decided what happens to each file."""
 
     def __init__(self, request: MigrateRequest, catalog: Catalog) -> None:
