@@ -15,7 +15,7 @@ from stat import S_ISREG
 from typing import Literal
 from uuid import uuid4
 
-from msgspec import Struct
+from msgspec import Struct, convert, to_builtins
 from msgspec.structs import replace
 
 from kiwi_mcp.catalog.item_reader import load_bytes
@@ -31,7 +31,7 @@ from kiwi_mcp.domain.errors import (
 from kiwi_mcp.domain.isolation import Level, SandboxProfile, strictest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain, Tool
-from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, compact, text_of
 from kiwi_mcp.domain.outcome import Logs, Outcome, Progress, Report, silent
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
@@ -45,7 +45,6 @@ from kiwi_mcp.drivers.scratch import VARIABLE, refuse_unknown, with_scratch
 from kiwi_mcp.manifest.runtime import RuntimeConfig, declared_env, runtime_config, seconds, texts
 from kiwi_mcp.manifest.templates import ABSENT, Values, defaulted, escape, placeholders, plain, render, variables
 from kiwi_mcp.policy.isolation import with_remedy
-from kiwi_mcp.primitives.process import run
 from kiwi_mcp.primitives.process.run import ProcessResult
 from kiwi_mcp.primitives.process.spawn import find_program, search_path
 
@@ -53,7 +52,9 @@ _SPELLED_OUT_LIMIT = 100_000
 """The most that parameters may take as arguments or variables; the system's own limit is a little higher."""
 _NOT_IN_NAMES = lazy_pattern(r"[\s=\0]")
 _NOT_IN_VARIABLES = lazy_pattern(r"[^A-Za-z0-9_]")
-_NO_PACKAGES = Environment()
+_BUILD_TIMEOUT, _CHECK_TIMEOUT = 600.0, 60.0
+_COMPLAINT = lazy_pattern(r"error", re.IGNORECASE)
+_ENTRYPOINT = "{tool.files}/{tool.entrypoint}"
 
 
 class Process:
@@ -61,26 +62,44 @@ class Process:
 
     def check(self, chain: Chain, space: Space) -> SyntaxCheck | None:
         """Return the check of the entrypoint's syntax by the runtime's own command."""
-        if (plan := plan_check(chain, space)) is None:
+        words = runtime_config(chain.executor)
+        if not words.check or not chain.tool.entrypoint:
             return None
-
-        async def run() -> tuple[Issue, ...]:
-            try:
-                return await check_syntax(plan, chain, space)
-            except OSError as fault:
-                raise _unwritable(space, fault) from fault
-
-        return SyntaxCheck(plan, run)
+        _check_words(chain, words.check)
+        # Dependencies play no part in syntax: the bare interpreter of the environment is enough.
+        environment = Environment()
+        if words.manager:
+            environment = package_manager.PackageManager(words.manager, chain.executor).bare()
+        facts = _facts_of(chain, space, environment)
+        program, *arguments = _fill(words.check, facts)
+        argv = (_program(program, words, environment, search_path(environment.bin)), *arguments)
+        env = {**base_env(chain.tool, space, environment), "NO_COLOR": "1"}
+        escaped = {name: escape(value) for name, value in env.items()}
+        plan = Plan(
+            identity=chain.tool.identity,
+            tool_digest=chain.tool.digest,
+            driver="process",
+            chain=tuple((link.identity, link.digest) for link in chain.links),
+            spec=ProcessSpec(argv=argv, cwd=facts["tool.files"], env=escaped, timeout=_CHECK_TIMEOUT),
+            inputs={},
+            # A runtime's config may come from anyone, and so may the files that it inspects.
+            profile=SandboxProfile("sandboxed", readable=(facts["tool.files"], facts["runtime.files"])),
+            effect="pure",
+        )
+        return SyntaxCheck(plan, partial(_check_syntax, plan, chain, space))
 
     async def aclose(self) -> None:
         """Release nothing: nothing is open between calls."""
 
     def bind(self, chain: Chain, inputs: JsonObject, space: Space) -> Plan:
         """Return the plan: one process, built from the runtime's config and these inputs."""
-        frame = frame_of(chain, space)
+        frame = _frame_of(chain, space)
         tool, words, environment, declared = chain.tool, frame.words, frame.environment, frame.declared
-        is_fixed = frame.fixed is not None and not declared and not frame.is_compiled
-        values = {} if is_fixed else values_of(chain, inputs, frame.facts)
+        if frame.fixed is not None and not declared and not words.is_compiled:
+            values: Values = {}
+        else:
+            properties = as_object(tool.manifest.parameters.get("properties"))
+            values = {**dict.fromkeys(properties, ABSENT), **inputs, **frame.facts}
         for name in frame.commands:
             if name not in environment.programs:
                 find_program(name, frame.path, needed_by=tool.id)
@@ -91,22 +110,19 @@ class Process:
             prepared["items"] = list(frame.items)
         if "scratch" in tool.manifest.config:
             prepared["scratch"] = tool.manifest.config["scratch"]
-        if frame.is_compiled:
-            prepared["build"] = bind_build(words, frame.facts, environment, frame.base).to_json()
-        program, *arguments = frame.fixed or fill(frame.command, values)
-        if frame.is_compiled and program.startswith("./"):
+        if words.is_compiled:
+            prepared["build"] = to_builtins(_bind_build(frame))
+        program, *arguments = frame.fixed or _fill(frame.command, values)
+        if words.is_compiled and program.startswith("./"):
             program = f"{values['build']}/{program[2:]}"
-        elif program in environment.programs:
-            program = environment.programs[program]
         else:
-            program = find_program(
-                program, frame.path, needed_by=words.runtime_id, shell=words.shell, install=words.install
-            )
+            program = _program(program, words, environment, frame.path)
         spec = ProcessSpec(
             argv=(program, *arguments, *(_flags(tool.id, inputs) if words.params_as == "flags" else ())),
             cwd=str(space.project),
             env={
-                **(_rendered(declared, values) if declared else {}),
+                # A variable that is a parameter and nothing else is left out where the parameter is absent.
+                **{name: text_of(value) for name, value in as_object(render(declared, values)).items()},
                 **frame.base,
                 **(_parameter_variables(tool.id, inputs) if words.params_as == "environment" else {}),
             },
@@ -128,7 +144,7 @@ class Process:
 
     async def prepare(self, plan: Plan, chain: Chain, space: Space) -> None:
         """Refuse a level of isolation that this machine does not have."""
-        if frame_of(chain, space).words.engines:
+        if _frame_of(chain, space).words.engines:
             container.check_container(plan, chain, space)
             return
         # A plan without a sandbox profile gets the strictest one.
@@ -177,55 +193,55 @@ class Process:
     ) -> Outcome:
         """Open the sandbox, make the files, the dependencies and the build that the plan names, then run it."""
         assert isinstance(plan.spec, ProcessSpec)  # noqa: S101 - bind above makes no other
-        frame = frame_of(chain, space)
+        frame = _frame_of(chain, space)
+        spec, facts, tool = plan.spec, frame.facts, chain.tool
+        confirm = caller.journal.confirm if caller.journal else None
         if frame.words.engines:
-            ending = partial(outcome_of, chain.tool.id, frame.words.result_from, {}, plan.spec)
-            confirm = caller.journal.confirm if caller.journal else None
-            files = str(take_snapshot(chain.tool, space.cache))
+            ending = partial(outcome_of, tool.id, frame.words.result_from, {}, spec)
+            files = str(take_snapshot(tool, space.cache))
             return await container.run_container(plan, chain, space, files, caller.report, ending, confirm)
+        environment = convert(plan.facts.get("environment", {}), Environment)
+        build = convert(plan.facts["build"], Build) if "build" in plan.facts else None
         # The folders of what runs: the files of the tool and of its runtime, its dependencies, and what was compiled.
-        folders = [frame.facts["tool.files"], frame.facts["runtime.files"]]
-        if "environment" in plan.facts:
-            folders.append(Environment.from_json(as_object(plan.facts["environment"])).folder)
-        if frame.items:
-            folders.append(tool_calls.CLIENT)
-        if "build" in plan.facts:
-            folders.append(Build.from_json(as_object(plan.facts["build"])).folder)
+        tool_files, runtime_files = facts["tool.files"], facts["runtime.files"]
+        own = [tool_files, runtime_files, environment.folder, tool_calls.CLIENT if frame.items else ""]
+        own += [build.folder] if build else []
         profile, watch = with_scratch(chain, profile, space) if "scratch" in plan.facts else (profile, None)
         try:
-            sandbox = await open_sandbox(profile, space, tuple(filter(None, folders)))
+            sandbox = await open_sandbox(profile, space, tuple(filter(None, own)))
         except IsolationUnavailable as refused:
-            raise with_remedy(refused, profile.provenance, chain.tool) from None
-        tool_files, runtime_files = frame.facts["tool.files"], frame.facts["runtime.files"]
+            raise with_remedy(refused, profile.provenance, tool) from None
         try:
-            environment = await _install(plan, frame, caller.report) if "environment" in plan.facts else _NO_PACKAGES
-            have_snapshot(chain.tool, tool_files, linked=environment.linked)
-            have_snapshot(chain.executor, runtime_files)
-            if "build" in plan.facts:
+            if environment.packages:
+                await _install(environment, plan, frame, caller.report)
+            _have_snapshot(tool, tool_files, linked=environment.linked)
+            _have_snapshot(chain.executor, runtime_files)
+            if build:
                 seen = (tool_files, runtime_files, *filter(None, [environment.folder]))
-                build = SandboxProfile(installer.install_level(profile.level), readable=seen)
-                await make_build(Build.from_json(as_object(plan.facts["build"])), build, space, caller.report)
+                level = installer.install_level(profile.level)
+                compiler = SandboxProfile(level, readable=seen, writable=(build.folder,))
+                make = partial(_compile, build=build, profile=compiler, space=space, report=caller.report)
+                await make_once(Path(build.folder), make)
         except OSError as fault:
             raise _unwritable(space, fault) from fault
-        spec = plan.spec
+        env = dict(spec.env)
         if profile.scratch:
             sandbox = replace(sandbox, scratch_watch=watch)
-            spec = replace(spec, env={**spec.env, VARIABLE: escape(profile.scratch)})
-        confirm = None
+            env[VARIABLE] = escape(profile.scratch)
         if caller.journal is not None:  # a call of a thread: it has the same key whenever it is repeated
-            confirm = caller.journal.confirm
-            spec = replace(spec, env={**spec.env, "KIWI_IDEMPOTENCY_KEY": caller.origin.key})
+            env["KIWI_IDEMPOTENCY_KEY"] = caller.origin.key
         start = partial(sandbox.run, secrets=secrets, report=caller.report, confirm=confirm)
         if frame.items:
-            async with tool_calls.serving_calls(chain.tool, frame.items, caller, dispatch, space) as (lent, env):
-                path = f"{env['PATH']}{spec.env.get('PATH', '')}"
-                result = await start(replace(spec, env={**spec.env, **env, "PATH": path}), lent=(lent,))
+            async with tool_calls.serving_calls(tool, frame.items, caller, dispatch, space) as (lent, more):
+                env = {**env, **more, "PATH": f"{more['PATH']}{spec.env.get('PATH', '')}"}
+                result = await start(replace(spec, env=env), lent=(lent,))
         else:
-            result = await start(spec)
-        homes = {tool_files: str(chain.tool.origin.root), runtime_files: str(chain.executor.origin.root)}
-        outcome = outcome_of(chain.tool.id, frame.words.result_from, homes, plan.spec, result)
-        if outcome.status == "error" and sandbox.profile.level in {"sandboxed", "restricted"}:
-            outcome = _with_needs(outcome)
+            result = await start(replace(spec, env=env))
+        homes = {tool_files: str(tool.origin.root), runtime_files: str(chain.executor.origin.root)}
+        outcome = outcome_of(tool.id, frame.words.result_from, homes, spec, result)
+        is_confined = outcome.status == "error" and sandbox.profile.level in {"sandboxed", "restricted"}
+        if is_confined and _OUT_OF_REACH.search(f"{outcome.message}\n{outcome.logs.stderr}"):
+            outcome = replace(outcome, suggestion=f"{_NEEDS} {outcome.suggestion}".strip())
         return sandbox.tell(outcome, frame.asked)
 
 
@@ -246,14 +262,13 @@ class Frame(Struct, frozen=True):
     variables: tuple[str, ...]
     defaulted: tuple[str, ...]
     timeout: float
-    is_compiled: bool
     asked: Level
     """The isolation level that the manifests of the chain ask for."""
     commands: tuple[str, ...]
     """The programs that the tool itself needs."""
     path: str
     """Where programs are looked for."""
-    items: tuple[str, ...] = ()
+    items: tuple[str, ...]
     """The items that the tool calls."""
 
 
@@ -261,27 +276,29 @@ _frames: OrderedDict[tuple[int, str | None], Frame] = OrderedDict()
 _FRAMES_KEPT = 512
 
 
-def frame_of(chain: Chain, space: Space) -> Frame:
+def _frame_of(chain: Chain, space: Space) -> Frame:
     """Return the frame of a chain, made once for as long as the catalog gives the same chain."""
     key = (id(chain), os.environ.get("PATH"))
     known = _frames.get(key)
-    if known is None or known.chain is not chain or known.space != space:
-        known = _frames[key] = _make_frame(chain, space)
-        if len(_frames) > _FRAMES_KEPT:
-            _frames.popitem(last=False)
-    return known
-
-
-def _make_frame(chain: Chain, space: Space) -> Frame:
-    words = runtime_config(chain.executor)
-    environment = _environment_of(chain.tool, chain.executor, words, space)
-    base = {name: escape(value) for name, value in base_env(chain.tool, space, environment).items()}
-    declared = {**declared_env(chain.tool), **words.env}
-    facts, command = facts_of(chain, space, environment), _template(chain, words)
+    if known is not None and known.chain is chain and known.space == space:
+        return known
+    tool, words, environment = chain.tool, runtime_config(chain.executor), Environment()
+    if words.manager:
+        manager = package_manager.PackageManager(words.manager, chain.executor)
+        environment = manager.plan(tool, words.packages, space.cache)
+    base = {name: escape(value) for name, value in base_env(tool, space, environment).items()}
+    declared = {**declared_env(tool), **words.env}
+    facts, command, path = _facts_of(chain, space, environment), words.command, search_path(environment.bin)
+    if not command:
+        fix = "Give it `command`, or `compile_command` and `run_command`."
+        raise InvalidManifest(f"{words.runtime_id!r}", [Issue("config.command", "says no program to start", fix)])
+    if tool.entrypoint and not words.is_compiled and not _names_entrypoint(command):
+        command = (*command, _ENTRYPOINT)
+    _check_words(chain, (*command, *words.compile))
     if words.engines:
-        command = container.container_command(chain, words, space, search_path(environment.bin))
+        command = container.container_command(chain, words, space, path)
         base = {**base, **container.engine_env()}
-    return Frame(
+    frame = _frames[key] = Frame(
         chain,
         space,
         words,
@@ -290,34 +307,33 @@ def _make_frame(chain: Chain, space: Space) -> Frame:
         base,
         declared,
         command,
-        fill(command, facts) if facts.keys() >= {*placeholders(list(command))} else None,
+        _fill(command, facts) if facts.keys() >= {*placeholders(list(command))} else None,
         tuple((link.identity, link.digest) for link in chain.links),
         variables(declared),
         defaulted(declared),
-        seconds(chain.tool.manifest.config.get("timeout"), words.timeout),
-        words.is_compiled,
+        seconds(tool.manifest.config.get("timeout"), words.timeout),
         chain.isolation,
-        texts(chain.tool.manifest.config.get("commands")),
-        search_path(environment.bin),
-        chain.tool.manifest.needs.items,
+        texts(tool.manifest.config.get("commands")),
+        path,
+        tool.manifest.needs.items,
     )
+    if len(_frames) > _FRAMES_KEPT:
+        _frames.popitem(last=False)
+    return frame
 
 
-async def _install(plan: Plan, frame: Frame, report: Report) -> Environment:
-    """Install the packages that the plan names, and return where they are."""
+async def _install(environment: Environment, plan: Plan, frame: Frame, report: Report) -> None:
+    """Install the packages that the plan names."""
     manager, profile = frame.words.manager, plan.profile
     if manager is None:
-        return _NO_PACKAGES
-    environment = Environment.from_json(as_object(plan.facts["environment"]))
-    builder = installer.Installer(
-        frame.space, installer.install_level(profile.level if profile else strictest(())), report
-    )
+        return
+    level = installer.install_level(profile.level if profile else strictest(()))
+    builder = installer.Installer(frame.space, level, report)
     if not manager.is_shipped:
         # Its commands are those of the runtime's author: they run at its level, with its provenance.
         assert profile is not None  # noqa: S101 - the plan of a process has one
         builder = installer.Installer(frame.space, profile.level, report, profile.provenance, is_shipped=False)
     await package_manager.PackageManager(manager, frame.chain.executor).make(environment, frame.chain.tool, builder)
-    return environment
 
 
 def _unwritable(space: Space, fault: OSError) -> Unavailable:
@@ -327,33 +343,9 @@ def _unwritable(space: Space, fault: OSError) -> Unavailable:
     )
 
 
-def _environment_of(tool: Tool, runtime: Tool, words: RuntimeConfig, space: Space) -> Environment:
-    if words.manager is None:
-        return Environment()
-    return package_manager.PackageManager(words.manager, runtime).plan(tool, words.packages, space.cache)
-
-
-def _template(chain: Chain, words: RuntimeConfig) -> tuple[str, ...]:
-    """Return the words of the command line, as templates that can be filled safely."""
-    template = words.command
-    if not template:
-        fix = "Give it `command`, or `compile_command` and `run_command`."
-        raise InvalidManifest(f"{words.runtime_id!r}", [Issue("config.command", "says no program to start", fix)])
-    if chain.tool.entrypoint and not words.is_compiled and not names_entrypoint(template):
-        template = (*template, ENTRYPOINT)
-    check_words(chain, (*template, *words.compile))
-    return template
-
-
-def _rendered(declared: Mapping[str, str], values: Values) -> dict[str, str]:
-    # A variable that is a parameter and nothing else is left out where the parameter is absent.
-    return {name: text_of(value) for name, value in as_object(render(declared, values)).items()}
-
-
 def _flags(tool_id: str, inputs: JsonObject) -> Sequence[str]:
     """Return parameters as arguments."""
-    unusable = [name for name in inputs if _NOT_IN_NAMES.search(name)]
-    if unusable:
+    if unusable := [name for name in inputs if _NOT_IN_NAMES.search(name)]:
         fix = "Use letters, digits, `_` and `-`."
         raise InvalidArguments(tool_id, [Issue(name, "cannot be the name of an argument", fix) for name in unusable])
     return [f"--{name}={value}" for name, value in _spelled_out(tool_id, inputs).items()]
@@ -361,9 +353,10 @@ def _flags(tool_id: str, inputs: JsonObject) -> Sequence[str]:
 
 def _parameter_variables(tool_id: str, inputs: JsonObject) -> Mapping[str, str]:
     """Return parameters as variables."""
-    found: dict[str, str] = {}
-    for name, value in _spelled_out(tool_id, inputs).items():
-        found[f"KIWI_PARAM_{_NOT_IN_VARIABLES.sub('_', name)}"] = escape(value) if "$" in value else value
+    found = {
+        f"KIWI_PARAM_{_NOT_IN_VARIABLES.sub('_', name)}": escape(value) if "$" in value else value
+        for name, value in _spelled_out(tool_id, inputs).items()
+    }
     if len(found) < len(inputs):
         fix = "Rename one of them: as variables they would have the same name."
         raise InvalidArguments(tool_id, [Issue("", "two parameters differ in punctuation only", fix)])
@@ -372,14 +365,9 @@ def _parameter_variables(tool_id: str, inputs: JsonObject) -> Mapping[str, str]:
 
 def _spelled_out(tool_id: str, inputs: JsonObject) -> Mapping[str, str]:
     """Return parameters as texts that fit on a command line or in variables."""
-    spelled: dict[str, str] = {}
-    issues: list[Issue] = []
-    size = 0
-    for name, value in inputs.items():
-        text = spelled[name] = value if isinstance(value, str) else text_of(value)
-        size += len(name) + len(text.encode())
-        if "\0" in text:
-            issues.append(Issue(name, "holds a NUL character", "Send it without."))
+    spelled = {name: text_of(value) for name, value in inputs.items()}
+    issues = [Issue(name, "holds a NUL character", "Send it without.") for name in spelled if "\0" in spelled[name]]
+    size = sum(len(name) + len(text.encode()) for name, text in spelled.items())
     if size > _SPELLED_OUT_LIMIT:
         reason = f"the parameters take {size:,} bytes, and this runtime hands over at most {_SPELLED_OUT_LIMIT:,}"
         fix = "Send less, or let the runtime say `params_as: json_stdin` and read them from standard input."
@@ -393,8 +381,6 @@ _SUGGESTIONS = {
     "error": "The logs contain all its output. Fix the tool or the parameters, then run it again.",
     "timeout": "Give it less to do, or a longer `config.timeout`.",
 }
-
-
 _OUT_OF_REACH = lazy_pattern(
     r"no such file|file ?not ?found|enoent|read-only file system|erofs|permission denied|eacces|not permitted"
     r"|network is unreachable|enetunreach|connection refused|econnrefused|name resolution|not resolve|eai_again"
@@ -405,13 +391,6 @@ _NEEDS = (
     "It runs in a sandbox, where it sees no file and reaches no host that it did not ask for: name them under `needs` "
     "of its manifest (`read`, `write`, `hosts`); `kiwi help isolation` shows how."
 )
-
-
-def _with_needs(outcome: Outcome) -> Outcome:
-    """Return an outcome that says, where the sandbox may be why the tool failed, how it is given what it needs."""
-    if _OUT_OF_REACH.search(f"{outcome.message}\n{outcome.logs.stderr}"):
-        return replace(outcome, suggestion=f"{_NEEDS} {outcome.suggestion}".strip())
-    return outcome
 
 
 def outcome_of(
@@ -425,7 +404,8 @@ def outcome_of(
         elif process.timed_out:
             what = f"did not end within {spec.timeout:g} seconds and was stopped"
         elif process.exit_code != 0:
-            what = _ending(process)
+            ending = f"was ended by {_signal(process.signal)}" if process.signal else ""
+            what = ending or f"ended with exit code {process.exit_code}"
         elif process.is_result_truncated:
             what = f"gave a result of more than {spec.result_limit:,} bytes"
         elif process.result or result_from == "json_stdout":
@@ -451,7 +431,7 @@ def outcome_of(
         details = {"replaced_characters": True} if result.is_repaired else {}
         return Outcome("success", result.value, logs=logs, exit_code=0, details=details)
     status: Literal["error", "timeout"] = "timeout" if process.timed_out and not process.stopped else "error"
-    last = _last_line(logs.stderr)
+    last = next(reversed(logs.stderr.strip().splitlines()), "").strip()[:500]
     return Outcome(
         status,
         message=f"`{tool_id}` {what}{f': {last}' if last else '.'}",
@@ -462,26 +442,11 @@ def outcome_of(
     )
 
 
-def _ending(process: ProcessResult) -> str:
-    if process.signal:
-        return f"was ended by {_signal(process.signal)}"
-    return f"ended with exit code {process.exit_code}"
-
-
 def _signal(number: int) -> str:
     try:
         return Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1].strip()[:500] if lines else ""
-
-
-_BUILD_TIMEOUT = 600.0
-_LAST_LINES = 30
 
 
 class Build(Struct, frozen=True):
@@ -492,140 +457,78 @@ class Build(Struct, frozen=True):
     folder: str
     env: Mapping[str, str]
 
-    def to_json(self) -> JsonObject:
-        """Return what a plan says about it."""
-        return {"tool_id": self.tool_id, "argv": list(self.argv), "folder": self.folder, "env": self.env}
 
-    @classmethod
-    def from_json(cls, fact: JsonObject) -> Build:
-        """Return the build that a plan names."""
-        env = {name: as_text(value) for name, value in as_object(fact.get("env")).items()}
-        return cls(as_text(fact.get("tool_id")), texts(fact.get("argv")), as_text(fact.get("folder")), env)
-
-
-def bind_build(
-    words: RuntimeConfig, facts: Mapping[str, str], environment: Environment, env: Mapping[str, str]
-) -> Build:
+def _bind_build(frame: Frame) -> Build:
     """Return the compiler run; a command that names no files gets them the way most compilers expect."""
-    template = words.compile if placeholders(list(words.compile)) else (*words.compile, "-o", "{binary}", ENTRYPOINT)
-    program, *arguments = fill(template, facts)
-    argv = (_program(program, words, environment), *arguments)
-    return Build(facts["tool.id"], argv, facts["build"], env)
+    words, facts = frame.words, frame.facts
+    template = words.compile if placeholders(list(words.compile)) else (*words.compile, "-o", "{binary}", _ENTRYPOINT)
+    program, *arguments = _fill(template, facts)
+    argv = (_program(program, words, frame.environment, frame.path), *arguments)
+    return Build(facts["tool.id"], argv, facts["build"], frame.base)
 
 
-def _program(command: str, words: RuntimeConfig, environment: Environment) -> str:
+def _program(command: str, words: RuntimeConfig, environment: Environment, path: str) -> str:
     """Return where a program is now: in the environment, or on this machine."""
     return environment.programs.get(command) or find_program(
-        command, search_path(environment.bin), needed_by=words.runtime_id, shell=words.shell, install=words.install
+        command, path, needed_by=words.runtime_id, shell=words.shell, install=words.install
     )
 
 
-async def make_build(build: Build, profile: SandboxProfile, space: Space, report: Report) -> None:
-    """Build the program unless it exists, with a compiler that writes only its folder and has no network access.
-
-    The profile says how strictly the compiler is isolated, and what else it can see.
-    """
-    await make_once(Path(build.folder), partial(_compile, build=build, profile=profile, space=space, report=report))
-
-
 async def _compile(folder: Path, *, build: Build, profile: SandboxProfile, space: Space, report: Report) -> None:
+    """Build a program with a compiler that writes only its folder and has no network access."""
     report(Progress(f"Compiling {build.tool_id}"))
     spec = ProcessSpec(argv=build.argv, cwd=str(folder), env=build.env, timeout=_BUILD_TIMEOUT)
-    held = await open_sandbox(replace(profile, writable=(str(folder),)), space)
-    result = await held.run(spec, secrets={}, report=silent)
+    sandbox = await open_sandbox(profile, space)
+    result = await sandbox.run(spec, secrets={}, report=silent)
     if result.exit_code == 0 and not result.timed_out:
         return
     said = (result.stderr or result.stdout).decode("utf-8", errors="replace").strip()
     ending = f"did not end within {_BUILD_TIMEOUT:.0f} seconds" if result.timed_out else "failed"
     raise BuildFailed(
-        f"Compiling {build.tool_id!r} {ending}: {chr(10).join(said.splitlines()[-_LAST_LINES:])}",
+        f"Compiling {build.tool_id!r} {ending}: {chr(10).join(said.splitlines()[-30:])}",
         suggestion="Fix the source as the compiler says, then run the tool again.",
         tool_id=build.tool_id,
         exit_code=result.exit_code,
     )
 
 
-_CHECK_TIMEOUT = 60.0
-_COMPLAINT = lazy_pattern(r"error", re.IGNORECASE)
-_FIX = "Fix the line, then validate again."
-
-
-def plan_check(chain: Chain, space: Space) -> Plan | None:
-    """Return the plan of the program that checks the entrypoint; None where the runtime names no such program."""
-    words = runtime_config(chain.executor)
-    if not words.check or not chain.tool.entrypoint:
-        return None
-    check_words(chain, words.check)
-    # Dependencies play no part in syntax: the bare interpreter of the environment is enough.
-    environment = (
-        package_manager.PackageManager(words.manager, chain.executor).bare() if words.manager else Environment()
-    )
-    facts = facts_of(chain, space, environment)
-    program, *arguments = fill(words.check, facts)
-    argv = (_program(program, words, environment), *arguments)
-    env = {**base_env(chain.tool, space, environment), "NO_COLOR": "1"}
-    escaped = {name: escape(value) for name, value in env.items()}
-    return Plan(
-        identity=chain.tool.identity,
-        tool_digest=chain.tool.digest,
-        driver="process",
-        chain=tuple((link.identity, link.digest) for link in chain.links),
-        spec=ProcessSpec(argv=argv, cwd=facts["tool.files"], env=escaped, timeout=_CHECK_TIMEOUT),
-        inputs={},
-        # A runtime's config may come from anyone, and so may the files that it inspects.
-        profile=SandboxProfile("sandboxed", readable=(facts["tool.files"], facts["runtime.files"])),
-        effect="pure",
-    )
-
-
-async def check_syntax(plan: Plan, chain: Chain, space: Space) -> tuple[Issue, ...]:
+async def _check_syntax(plan: Plan, chain: Chain, space: Space) -> tuple[Issue, ...]:
     """Return what is wrong with the entrypoint, by the program of the plan."""
-    assert isinstance(plan.spec, ProcessSpec) and plan.profile  # noqa: S101, PT018 - `plan_check` makes no other
-    for link in (chain.tool, chain.executor):
-        take_snapshot(link, space.cache)
-    held = await open_sandbox(plan.profile, space)
-    result = await held.run(plan.spec, secrets={}, report=silent)
-    return _issues(chain.tool.entrypoint, plan.spec.cwd, result)
-
-
-def _issues(entrypoint: str, folder: str, result: run.ProcessResult) -> tuple[Issue, ...]:
+    assert isinstance(plan.spec, ProcessSpec) and plan.profile  # noqa: S101, PT018 - `check` makes no other
+    try:
+        for link in (chain.tool, chain.executor):
+            take_snapshot(link, space.cache)
+        sandbox = await open_sandbox(plan.profile, space)
+        result = await sandbox.run(plan.spec, secrets={}, report=silent)
+    except OSError as fault:
+        raise _unwritable(space, fault) from fault
+    entrypoint, folder = chain.tool.entrypoint, plan.spec.cwd
     if result.timed_out:
         fix = "Make the file smaller, or look what the check waits for."
         return (Issue(entrypoint, f"the syntax check did not end within {_CHECK_TIMEOUT:.0f} seconds", fix),)
     if result.exit_code == 0:
         return ()
     said = (result.stderr + b"\n" + result.stdout).decode("utf-8", errors="replace")
-    line = _line(said, f"{folder}/{entrypoint}")
+    # A complaint names the line as `file:3`, `file: line 3` or `file", line 3`.
+    found = re.search(rf'{re.escape(f"{folder}/{entrypoint}")}(?:"?[,:] line |:)(\d+)', said)
+    line = int(found[1]) if found else None
+    lines = list(filter(None, map(str.strip, said.splitlines())))
+    complaint = next(filter(_COMPLAINT.search, lines), lines[-1] if lines else "is not valid")
     place = f"{entrypoint}:{line}" if line else entrypoint
-    return (Issue(place, _reason(said, folder), _FIX, line=line),)
+    reason = complaint.replace(f"{folder}/", "")[:500]
+    return (Issue(place, reason, "Fix the line, then validate again.", line=line),)
 
 
-def _line(said: str, path: str) -> int | None:
-    """Return the line that a complaint names: `file:3`, `file: line 3` or `file", line 3`."""
-    found = re.search(rf'{re.escape(path)}(?:"?[,:] line |:)(\d+)', said)
-    return int(found[1]) if found else None
-
-
-def _reason(said: str, folder: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    complaint = next((line for line in lines if _COMPLAINT.search(line)), lines[-1] if lines else "is not valid")
-    return complaint.replace(f"{folder}/", "")[:500]
-
-
-ENTRYPOINT = "{tool.files}/{tool.entrypoint}"
-_ENTRYPOINT_NAME = "tool.entrypoint"
-
-
-def facts_of(chain: Chain, space: Space, environment: Environment) -> Mapping[str, str]:
+def _facts_of(chain: Chain, space: Space, environment: Environment) -> Mapping[str, str]:
     """Return every fact of a chain by its name."""
     tool, runtime = chain.tool, chain.executor
     build = sha256("\n".join(link.digest for link in chain.links).encode()).hexdigest()
     return {
-        "tool.files": str(snapshot_folder(tool, space.cache, linked=environment.linked)),
+        "tool.files": str(_snapshot_folder(tool, space.cache, linked=environment.linked)),
         "tool.entrypoint": tool.entrypoint,
         "tool.id": tool.id,
         "tool.version": tool.manifest.version,
-        "runtime.files": str(snapshot_folder(runtime, space.cache)),
+        "runtime.files": str(_snapshot_folder(runtime, space.cache)),
         "environment": environment.folder,
         "project": str(space.project),
         "build": str(space.cache / "builds" / build),
@@ -633,13 +536,7 @@ def facts_of(chain: Chain, space: Space, environment: Environment) -> Mapping[st
     }
 
 
-def values_of(chain: Chain, inputs: JsonObject, facts: Mapping[str, str]) -> Values:
-    """Return all that templates may name: parameters, absent ones marked as absent, and facts."""
-    declared = as_object(chain.tool.manifest.parameters.get("properties"))
-    return {**dict.fromkeys(declared, ABSENT), **inputs, **facts}
-
-
-def fill(template: Sequence[str], values: Values) -> tuple[str, ...]:
+def _fill(template: Sequence[str], values: Values) -> tuple[str, ...]:
     """Return the words of a command line; a list fills several words, an absent parameter none."""
     filled: list[str] = []
     for value in as_list(render(list(template), values)):
@@ -648,7 +545,7 @@ def fill(template: Sequence[str], values: Values) -> tuple[str, ...]:
     return tuple(filled)
 
 
-def check_words(chain: Chain, template: Sequence[str]) -> None:
+def _check_words(chain: Chain, template: Sequence[str]) -> None:
     """Refuse words that cannot be filled safely: a variable among them, or a file the tool does not have."""
     issues = []
     if variables(list(template)):
@@ -658,16 +555,16 @@ def check_words(chain: Chain, template: Sequence[str]) -> None:
     if entrypoint and entrypoint not in {file.path for file in chain.tool.files}:
         fix = "Create it, or set `config.entrypoint` to one of the tool's files."
         issues.append(Issue("config.entrypoint", f"{entrypoint!r} is not a file of the tool", fix))
-    if not entrypoint and names_entrypoint(template):
+    if not entrypoint and _names_entrypoint(template):
         fix = f"Set `config.entrypoint`, which {chain.executor.id!r} runs."
         issues.append(Issue("config.entrypoint", "the tool does not say which file to run", fix))
     if issues:
         raise InvalidManifest(f"{chain.tool.id!r} on {chain.executor.id!r}", issues)
 
 
-def names_entrypoint(template: Sequence[str]) -> bool:
+def _names_entrypoint(template: Sequence[str]) -> bool:
     """Whether any word is about the file to run."""
-    return _ENTRYPOINT_NAME in placeholders(list(template))
+    return "tool.entrypoint" in placeholders(list(template))
 
 
 _LINK = "node_modules"
@@ -676,21 +573,21 @@ _verified: OrderedDict[tuple[str, int, int, int, int], str] = OrderedDict()
 """The hash of each snapshot file read so far, for as long as its inode, size and times stay as they were."""
 
 
-def snapshot_folder(tool: Tool, cache: Path, *, linked: str = "") -> Path:
+def _snapshot_folder(tool: Tool, cache: Path, *, linked: str = "") -> Path:
     """Return where a link's snapshot is, or will be: a folder named by its whole content."""
     # Not by the tool's digest alone: that one does not change when a file is signed, and the file does.
     listed = "\n".join(f"{file.sha256} {file.is_executable} {file.path}" for file in tool.files)
     return cache / "tools" / sha256(f"{linked}\n{listed}".encode()).hexdigest()
 
 
-def take_snapshot(tool: Tool, cache: Path, *, linked: str = "") -> Path:
+def take_snapshot(tool: Tool, cache: Path) -> Path:
     """Have a link's files as they were verified, and return their folder."""
-    folder = snapshot_folder(tool, cache, linked=linked)
-    have_snapshot(tool, str(folder), linked=linked)
+    folder = _snapshot_folder(tool, cache)
+    _have_snapshot(tool, str(folder))
     return folder
 
 
-def have_snapshot(tool: Tool, path: str, *, linked: str = "") -> None:
+def _have_snapshot(tool: Tool, path: str, *, linked: str = "") -> None:
     """Have a link's files, as they were verified, in the folder that is named by them."""
     if _is_exact(tool, path):
         return
@@ -706,22 +603,17 @@ def have_snapshot(tool: Tool, path: str, *, linked: str = "") -> None:
             target.chmod(0o555 if file.is_executable else 0o444)
         if linked and not (fresh / _LINK).exists():
             (fresh / _LINK).symlink_to(linked)
-        _publish(fresh, folder, tool)
+        try:
+            fresh.rename(folder)
+        except OSError:
+            # Another kernel was faster, which is fine; or the existing folder was tampered with.
+            if not _is_exact(tool, path):
+                spoiled = fresh.with_name(f"{fresh.name}.spoiled")
+                folder.rename(spoiled)
+                fresh.rename(folder)
+                shutil.rmtree(spoiled, ignore_errors=True)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-
-
-def _publish(fresh: Path, folder: Path, tool: Tool) -> None:
-    try:
-        fresh.rename(folder)
-    except OSError:
-        # Another kernel was faster, which is fine; or the existing folder was tampered with.
-        if _is_exact(tool, str(folder)):
-            return
-        spoiled = fresh.with_name(f"{fresh.name}.spoiled")
-        folder.rename(spoiled)
-        fresh.rename(folder)
-        shutil.rmtree(spoiled, ignore_errors=True)
 
 
 def _is_exact(tool: Tool, folder: str) -> bool:

@@ -202,7 +202,7 @@ class McpServers:
             with suppress(KiwiError):  # a store that cannot be read costs only one request to each server
                 for record in self.definitions().servers():
                     if record.era:
-                        driver.eras.remember(record.identity, cast("Era", record.era))
+                        driver.eras[record.identity] = cast("Era", record.era)
 
     async def check(self, chain: Chain, catalog: Catalog) -> Unavailable | None:
         """Before the first call of a server in this process: list what it offers, and refuse an item that changed.

@@ -100,7 +100,7 @@ def test_streamable_http_gives_tools_prompts_and_resources(bench: Bench) -> None
 def test_streamable_http_of_the_handshake_era_works(bench: Bench) -> None:
     async def work(address: str) -> None:
         server = bench.remote(f"{address}/mcp")
-        bench.driver.eras.remember(server.identity, "legacy")
+        bench.driver.eras[server.identity] = "legacy"
         listing, outcomes = await everything(bench, server)
         check(listing, outcomes, "legacy")
 
@@ -274,7 +274,7 @@ async def test_a_replaced_server_gets_a_new_handshake(bench: Bench) -> None:
         chain = bench.chain(server, "add")
         for _ in range(2):
             app = offering().streamable_http_app()
-            bench.driver.eras.remember(server.identity, "legacy")
+            bench.driver.eras[server.identity] = "legacy"
             runner = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, ws="none"))
             task = asyncio.create_task(runner.serve(sockets=[bound.dup()]))
             results.append((await bench.call(chain, {"a": 1, "b": 2})).result)

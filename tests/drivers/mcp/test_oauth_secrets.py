@@ -22,7 +22,7 @@ from kiwi_mcp.drivers.mcp.oauth.authorization import (
     TokenForm,
     registered,
 )
-from kiwi_mcp.drivers.mcp.server import oauth_words
+from kiwi_mcp.drivers.mcp.server import OAuthConfig
 from kiwi_mcp.primitives.http import client
 from kiwi_mcp.primitives.http.token_request import TokenReply
 
@@ -61,7 +61,7 @@ async def test_secrets_of_registrations_and_tokens_are_removed_from_answers(spac
             web = RecordingWeb(("127.0.0.1",), (), {})
             authority = AuthorizationServer(address, f"{address}/token", registration_endpoint=f"{address}/register")
             await registered(authority, "http://127.0.0.1/back", "", None, web)
-            oauth = oauth_words({}, "notes", space.user / "state")
+            oauth = OAuthConfig("notes", space.user / "state")
             await TokenEndpoint(authority, OAuthClient("c"), "http://127.0.0.1/mcp", oauth, web).granted("")
             await client.aclose()
             return web.replies

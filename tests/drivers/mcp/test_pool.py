@@ -18,7 +18,6 @@ from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.mcp import Era
 from kiwi_mcp.domain.outcome import Outcome
-from kiwi_mcp.drivers.mcp.connection import EraCache
 from kiwi_mcp.drivers.mcp.pool import OPENS_AFTER, CircuitBreaker, ConnectionPool
 from kiwi_mcp.drivers.mcp.server import ServerConfig, server_of
 
@@ -117,7 +116,7 @@ def test_an_idle_connection_is_closed_and_reopened_on_use(bench: Bench) -> None:
     server = reached(bench, bench.server())
 
     async def scenario() -> None:
-        pool = ConnectionPool(EraCache(), idle=0.05)
+        pool = ConnectionPool({}, idle=0.05)
         async with pool.using(server, {}) as lease:
             await lease.connection.ask("tools/list", {})
         assert pool.open_count == 1
@@ -137,7 +136,7 @@ def test_an_idle_connection_is_closed_and_reopened_on_use(bench: Bench) -> None:
 @pytest.mark.usefixtures("processes")
 def test_the_least_recently_used_connection_is_closed_first(bench: Bench) -> None:
     async def scenario() -> list[int]:
-        pool = ConnectionPool(EraCache(), most=2)
+        pool = ConnectionPool({}, most=2)
         for name in ("a", "b", "a", "c"):
             async with pool.using(reached(bench, bench.server(server_id=name)), {}) as lease:
                 await lease.connection.ask("tools/list", {})
@@ -239,7 +238,7 @@ def test_the_era_of_a_server_is_detected_and_remembered(
         return listing.era, listing.protocol_version
 
     assert bench.run(scenario()) == (era, version)
-    assert bench.driver.eras.of("project/local/hostile@1.0.0") == era
+    assert bench.driver.eras.get("project/local/hostile@1.0.0") == era
 
 
 @pytest.mark.usefixtures("processes")
@@ -249,7 +248,7 @@ def test_a_changed_era_is_corrected_on_the_same_connection(
 ) -> None:
     async def scenario() -> str:
         server = bench.server(*habits)
-        bench.driver.eras.remember(server.identity, known)
+        bench.driver.eras[server.identity] = known
         return (await bench.list_items(server)).era
 
     assert bench.run(scenario()) == found

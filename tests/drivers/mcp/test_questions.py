@@ -416,7 +416,7 @@ def test_over_http_each_concurrent_caller_gets_its_own_questions_and_answers(ben
 
     async def work(address: str) -> None:
         server = bench.remote(f"{address}/mcp")
-        bench.driver.eras.remember(server.identity, "legacy")
+        bench.driver.eras[server.identity] = "legacy"
         chain, calls = bench.chain(server, "who"), []
         for word in heard:
             ask, note = caller(word)

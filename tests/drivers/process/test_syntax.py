@@ -12,7 +12,8 @@ from tests.drivers.process.conftest import Bench
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.drivers.process import check_syntax, plan_check
+from kiwi_mcp.drivers.driver import SyntaxCheck
+from kiwi_mcp.drivers.process import Process
 
 RUBY = """
 tool_id: ruby_runtime
@@ -30,8 +31,12 @@ BROKEN = {
 
 def check(bench: Bench, name: str, source: str, runtime: str | Tool) -> tuple[Issue, ...]:
     chain = bench.chain({name: source}, runtime)
-    plan = plan_check(chain, bench.space)
-    return asyncio.run(check_syntax(plan, chain, bench.space)) if plan else ()
+    found = Process().check(chain, bench.space)
+    return asyncio.run(_issues(found)) if found else ()
+
+
+async def _issues(found: SyntaxCheck) -> tuple[Issue, ...]:
+    return await found.run()
 
 
 @pytest.mark.usefixtures("sandbox")
@@ -71,7 +76,7 @@ def test_a_check_runs_nothing_of_the_file(bench: Bench, project: Path) -> None:
 def test_an_entrypoint_that_is_missing_is_an_issue(bench: Bench) -> None:
     chain = bench.chain({"main.py": ""}, "python_runtime")
     with pytest.raises(InvalidManifest) as refused:
-        plan_check(replace(chain, links=(replace(chain.tool, files=()), *chain.links[1:])), bench.space)
+        Process().check(replace(chain, links=(replace(chain.tool, files=()), *chain.links[1:])), bench.space)
     (issue,) = refused.value.issues
     assert issue.place == "config.entrypoint"
 

@@ -19,8 +19,7 @@ from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import InvalidManifest, Unavailable
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.domain.json import JsonObject, as_text
-from kiwi_mcp.manifest.runtime import texts
+from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.primitives.process.spawn import search_path
 
 
@@ -43,17 +42,6 @@ class Environment(Struct, frozen=True):
         """Return what a plan says about it."""
         own = {"lock": self.lock} if self.lock else {}
         return {"kind": self.kind, "folder": self.folder, "packages": list(self.packages), "linked": self.linked, **own}
-
-    @classmethod
-    def from_json(cls, fact: JsonObject) -> Environment:
-        """Return the environment that a plan names, as far as making it needs."""
-        return cls(
-            kind=as_text(fact.get("kind")),
-            folder=as_text(fact.get("folder")),
-            packages=texts(fact.get("packages")),
-            linked=as_text(fact.get("linked")),
-            lock=as_text(fact.get("lock")),
-        )
 
 
 def refuse_others(tool: Tool, packages: Sequence[str], is_one: Callable[[str], bool]) -> None:

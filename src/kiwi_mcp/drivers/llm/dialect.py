@@ -11,6 +11,7 @@ from msgspec import Raw
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, compact
 from kiwi_mcp.domain.messages import (
+    Message,
     MessagePart,
     ModelReply,
     Prompt,
@@ -21,6 +22,7 @@ from kiwi_mcp.domain.messages import (
     TokenUsage,
     ToolCallPart,
     ToolDefinition,
+    ToolResultPart,
 )
 from kiwi_mcp.drivers.llm.provider import ModelChoice
 from kiwi_mcp.primitives.http.sse import ServerEvent
@@ -34,10 +36,20 @@ def input_schema(parameters: JsonObject) -> JsonObject:
 def function_tool(tool: ToolDefinition) -> JsonObject:
     """Return a tool as OpenAI and those that are compatible with it want it."""
     parameters = input_schema(tool.parameters)
-    return {
-        "type": "function",
-        "function": {"name": tool.name, "description": tool.description, "parameters": parameters},
-    }
+    function: JsonObject = {"name": tool.name, "description": tool.description, "parameters": parameters}
+    function = {"name": tool.name, "description": tool.description, "parameters": input_schema(tool.parameters)}
+    return {"type": "function", "function": function}
+
+
+def labels_of(message: Message) -> list[str]:
+    """Return the labels of results, for a provider where a result has one text: they are sent as messages."""
+    results = (part for part in message.parts if isinstance(part, ToolResultPart))
+    return [f"{part.name}: {part.label}" for part in results if part.label]
+
+
+def joined(message: Message, kind: type[TextPart | ReasoningPart]) -> str:
+    """Return all texts of one kind in a message as one."""
+    return "".join(part.text for part in message.parts if isinstance(part, kind))
 
 
 def temperature_of(prompt: Prompt, choice: ModelChoice) -> float | None:
@@ -101,12 +113,19 @@ class ReplyReader:
         self.usage: TokenUsage | None = None
         self.answered_by = ""
         """The name of the model, as the provider writes it."""
+        self.has_refused = False
+        """Whether the model said that it refuses."""
 
     def feed(self, event: ServerEvent) -> list[ReplyDelta]:
         """Take one event, and return what is new in the reply; unknown events add nothing."""
         if event.data.strip() == "[DONE]":
             return []
-        data = _decode(event.data)
+        try:
+            data = msgspec.json.decode(event.data)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            raise ErrorEvent(f"It sent something that is no JSON: {event.data[:80]!r}.", kind="invalid") from None
+        if not isinstance(data, dict):
+            raise ErrorEvent(f"It sent something that is no event: {event.data[:80]!r}.", kind="invalid")
         raise_error(data.get("error"))
         return list(self.take(data, event.data))
 
@@ -138,27 +157,40 @@ class ReplyReader:
 
     def start_call(self, key: object, *, id: str, name: str) -> list[ReplyDelta]:  # noqa: A002 - the word of the domain
         """Note the id and name of a call; the calls before it are complete."""
-        is_new = key not in self._drafts
-        if is_new:
+        if key not in self._drafts:
             for draft in self._drafts.values():
                 draft.is_complete = True
         draft = self.draft("call", key)
         draft.id = draft.id or id
-        if name and not draft.name:
-            draft.name = name
-            return [ReplyDelta("call", name)]
-        return []
+        if not name or draft.name:
+            return []
+        draft.name = name
+        return [ReplyDelta("call", name)]
+
+    def add_call(self, given_id: str | None, name: str, arguments: Raw, opaque: str = "") -> list[ReplyDelta]:
+        """Add a call that was sent whole, with its arguments as they were written."""
+        key = ("call", len(self._drafts))
+        deltas = self.start_call(key, id=given_id or "", name=name)
+        draft = self.draft("call", key)
+        draft.text, draft.opaque, draft.is_complete = bytes(arguments).decode(), opaque, True
+        return deltas
 
     def finish(self) -> ModelReply:
         """Return the reply. Of a stream that ended early it has the complete calls, and the stop reason `broken`."""
         stop: StopReason = self.stop or "broken"
-        parts = [part for draft in self._drafts.values() if (part := self._finished(draft, stop)) is not None]
-        parts = _with_unique_ids(parts)
-        if stop == "end" and any(isinstance(part, ToolCallPart) for part in parts):
-            stop = "calls"
+        parts: list[MessagePart] = []
+        ids: set[str] = set()
+        for draft in self._drafts.values():
+            part = self._finished(draft, stop)
+            if isinstance(part, ToolCallPart):
+                if not part.id or part.id in ids:  # some providers give none
+                    part = msgspec.structs.replace(part, id=f"call_{uuid4().hex[:24]}")
+                ids.add(part.id)
+            if part is not None:
+                parts.append(part)
         return ModelReply(
             tuple(parts),
-            stop,
+            "calls" if stop == "end" and ids else stop,
             self.usage if self.usage and self.usage.total else TokenUsage(is_estimated=True),
             self.answered_by or self._choice.model,
         )
@@ -175,29 +207,6 @@ class ReplyReader:
                 is_cut = stop in {"broken", "length"} and not draft.is_complete and not is_object(draft.text)
                 is_call = draft.name and not is_cut
                 return ToolCallPart(draft.id, draft.name, draft.text, draft.opaque) if is_call else None
-
-
-def _with_unique_ids(parts: list[MessagePart]) -> list[MessagePart]:
-    seen: set[str] = set()
-    found: list[MessagePart] = []
-    for part in parts:
-        if isinstance(part, ToolCallPart):
-            if not part.id or part.id in seen:
-                part = msgspec.structs.replace(part, id=f"call_{uuid4().hex[:24]}")  # noqa: PLW2901 - providers without ids
-            seen.add(part.id)
-        found.append(part)
-    return found
-
-
-def _decode(data: str) -> JsonObject:
-    """Return the object that an event holds."""
-    try:
-        value = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        raise ErrorEvent(f"It sent something that is no JSON: {data[:80]!r}.", kind="invalid") from None
-    if not isinstance(value, dict):
-        raise ErrorEvent(f"It sent something that is no event: {data[:80]!r}.", kind="invalid")
-    return value
 
 
 def raise_error(error: Json) -> None:

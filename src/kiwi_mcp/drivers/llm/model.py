@@ -97,8 +97,11 @@ class Conversation:
             self._begin(prompt.messages)
         before = replace(prompt, messages=())
         if before != self._before:
-            self._before, self._head = before, self._head_of(before)
-            self._hash = sha256(self._head + self._done)
+            body = self._dialect.head(before, self.choice)
+            first = body.setdefault(self._dialect.messages, [])
+            # The request up to its first message: it is written in the order of its keys.
+            self._head = msgspec.json.encode(body)[:-2] + (b"," if first else b"")
+            self._before, self._hash = before, sha256(self._head + self._done)
         for message in self._messages[self._count :]:
             match message.role:
                 case "assistant":
@@ -113,14 +116,8 @@ class Conversation:
         end = self._end()
         digest = self._hash.copy()
         digest.update(end)
-        body = b"".join((self._head, self._done, end))
-        return DialectRequest(self.choice.url, self._headers, body, digest.hexdigest())
-
-    def _head_of(self, before: Prompt) -> bytes:
-        """Return a request up to its first message. It is written in the order of its keys."""
-        body = self._dialect.head(before, self.choice)
-        first = body.setdefault(self._dialect.messages, [])
-        return msgspec.json.encode(body)[:-2] + (b"," if first else b"")
+        data = b"".join((self._head, self._done, end))
+        return DialectRequest(self.choice.url, self._headers, data, digest.hexdigest())
 
     def _add_reply(self, parts: list[_ReplyPart]) -> None:
         self._close_calls()
@@ -187,22 +184,22 @@ def _is_reply(message: Message) -> bool:
 
 def _sent_parts(message: Message, choice: ModelChoice) -> list[_ReplyPart]:
     """Return the reply of a model as it is sent back: no text after a call, and no reasoning at the end."""
-    parts = [part for part in message.parts if not isinstance(part, ToolResultPart) and _is_sent(part, choice)]
+    own, parts = (choice.provider, choice.model), list[_ReplyPart]()
+    for part in message.parts:
+        match part:
+            case TextPart(text=text) if not text.strip():
+                pass
+            case ReasoningPart(provider=provider, model=model) if (provider, model) != own:
+                pass
+            case TextPart() | ReasoningPart() | ToolCallPart():
+                parts.append(part)
+            case _:
+                pass
     first = next((at for at, part in enumerate(parts) if isinstance(part, ToolCallPart)), len(parts))
     parts = [*parts[:first], *sorted(parts[first:], key=lambda part: not isinstance(part, TextPart))]
     while parts and isinstance(parts[-1], ReasoningPart):
         parts.pop()
     return parts
-
-
-def _is_sent(part: _ReplyPart, choice: ModelChoice) -> bool:
-    match part:
-        case TextPart(text=text):
-            return bool(text.strip())
-        case ReasoningPart(provider=provider, model=model):
-            return (provider, model) == (choice.provider, choice.model)
-        case _:
-            return True
 
 
 RETRIES = 3
@@ -216,11 +213,6 @@ _EVENTS_PER_TOKEN, _BYTES_PER_TOKEN = 4, 2_000
 _QUOTED = 500
 _TOKEN_LENGTH = 4
 """About how many characters a token has, for a provider that counts none."""
-
-OnDelta = Callable[[ReplyDelta], None]
-Sleep = Callable[[float], Awaitable[None]]
-
-
 _NOT_SENT = ("dns", "connect", "tls")
 """Causes of failure before anything was sent."""
 
@@ -282,10 +274,10 @@ async def complete(
     plan: Plan,
     choice: ModelChoice,
     secrets: Mapping[str, str],
-    on_delta: OnDelta,
+    on_delta: Callable[[ReplyDelta], None],
     *,
     retries: int = RETRIES,
-    sleep: Sleep = asyncio.sleep,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> ModelReply:
     """Send a planned request and return the reply. Only what was surely not answered is sent again."""
     assert isinstance(plan.spec, HttpSpec)  # noqa: S101 - bind_request makes no other
@@ -296,7 +288,17 @@ async def complete(
             row, asked = failed.row, failed.retry_after
             wait = min(row.base * 2.0**attempt, row.max) if asked is None else asked
             if attempt == retries or not row.base or wait > row.max:
-                raise _error(failed, choice, attempts=attempt + 1) from None
+                raise ModelFailed(
+                    f"{choice.provider}/{choice.model} gave no answer. {failed.message}",
+                    suggestion=row.suggestion,
+                    kind=row.kind,
+                    is_lost=failed.is_lost,
+                    status=failed.status,
+                    attempts=attempt + 1,
+                    retry_after=asked,
+                    provider=choice.provider,
+                    model=choice.model,
+                ) from None
             await sleep(wait)
     raise AssertionError("attempts are counted")
 
@@ -317,7 +319,9 @@ def error_classes() -> tuple[ModelErrorClass, ...]:
     return msgspec.convert(read_yaml(path.read_text(), what=path.name).value, tuple[ModelErrorClass, ...])
 
 
-async def _attempt(spec: HttpSpec, choice: ModelChoice, secrets: Mapping[str, str], on_delta: OnDelta) -> ModelReply:
+async def _attempt(
+    spec: HttpSpec, choice: ModelChoice, secrets: Mapping[str, str], on_delta: Callable[[ReplyDelta], None]
+) -> ModelReply:
     reader: ReplyReader = DIALECTS[choice.dialect].reader(choice)
     has_begun, left = False, spec.max_events
     try:
@@ -336,13 +340,17 @@ async def _attempt(spec: HttpSpec, choice: ModelChoice, secrets: Mapping[str, st
     except msgspec.MsgspecError as error:
         raise _Failed(f"The model's stream is not in the format of its dialect: {error}") from None
     except Invalid as error:  # more bytes than any answer has
-        raise _endless(error.message) from None
+        raise _Failed(f"{error.message} The stream was closed.") from None
     if left <= 0:
-        raise _endless(f"The answer did not end within {spec.max_events:,} events.")
+        raise _Failed(f"The answer did not end within {spec.max_events:,} events. The stream was closed.")
     reply = reader.finish()
     if not reply.parts and reply.stop in {"end", "broken"}:
         raise _Failed("The model answered nothing.")
-    return _counted(reply, spec.data) if reply.usage.is_estimated else reply
+    if not reply.usage.is_estimated:
+        return reply
+    texts = [part.text for part in reply.parts if isinstance(part, TextPart | ReasoningPart)]
+    texts += [part.name + part.arguments for part in reply.parts if isinstance(part, ToolCallPart)]
+    return replace(reply, usage=estimated_usage(spec.data, "".join(texts)))
 
 
 async def _events(spec: HttpSpec, secrets: Mapping[str, str]) -> AsyncGenerator[ServerEvent, None]:
@@ -356,52 +364,23 @@ async def _events(spec: HttpSpec, secrets: Mapping[str, str]) -> AsyncGenerator[
                 yield ServerEvent("message", line)
 
 
-def _endless(message: str) -> _Failed:
-    return _Failed(f"{message} The stream was closed.")
-
-
 def _refused(error: KiwiError) -> _Failed:
     """Return why a request got no stream, in the provider's own words where it has some."""
     status, body = error.details.get("status"), as_text(error.details.get("body"))
+    try:
+        value: Json = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        value = None
+    first = as_object(value[0] if isinstance(value, list) and value else value)
+    said = first.get("error", first.get("message", ""))
+    message = as_text(as_object(said).get("message")) or (said if isinstance(said, str) else compact(said))
     return _Failed(
-        f"{error.message} {_provider_message(body)}".strip(),
+        f"{error.message} {f'It said: {message[:_QUOTED]}' if message else ''}".strip(),
         status=status if isinstance(status, int) else 0,
         cause=as_text(error.details.get("cause")) if not isinstance(status, int) else "",
         text=body,
         after=error.details.get("retry_after"),
     )
-
-
-def _provider_message(body: str) -> str:
-    try:
-        value: Json = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return ""
-    first = value[0] if isinstance(value, list) and value else value
-    error = as_object(first).get("error", as_object(first).get("message", ""))
-    message = as_text(as_object(error).get("message")) or (error if isinstance(error, str) else compact(error))
-    return f"It said: {message[:_QUOTED]}" if message else ""
-
-
-def _error(failed: _Failed, choice: ModelChoice, *, attempts: int) -> ModelFailed:
-    return ModelFailed(
-        f"{choice.provider}/{choice.model} gave no answer. {failed.message}",
-        suggestion=failed.row.suggestion,
-        kind=failed.row.kind,
-        is_lost=failed.is_lost,
-        status=failed.status,
-        attempts=attempts,
-        retry_after=failed.retry_after,
-        provider=choice.provider,
-        model=choice.model,
-    )
-
-
-def _counted(reply: ModelReply, request: bytes) -> ModelReply:
-    """Return a reply with an estimate of its tokens."""
-    texts = [part.text for part in reply.parts if isinstance(part, TextPart | ReasoningPart)]
-    texts += [part.name + part.arguments for part in reply.parts if isinstance(part, ToolCallPart)]
-    return msgspec.structs.replace(reply, usage=estimated_usage(request, "".join(texts)))
 
 
 def estimated_usage(request: bytes, reply: str) -> TokenUsage:

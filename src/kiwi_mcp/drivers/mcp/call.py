@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import Final
 
@@ -73,7 +74,15 @@ class TaskPoller:
         try:
             return await self._connection.ask(method, {"taskId": self._id, **more}, caller=self._talk.caller)
         except MCPError as refusal:
-            raise CallFailed(self._gone(refusal)) from refusal
+            said = strip_controls(refusal.error.message)[:QUOTED]
+            gone = Outcome(
+                "unavailable",
+                message=f"The server does not know the task any more that {self._name!r} had become "
+                f"({refusal.code}: {said}).",
+                suggestion="Whether it was done is not known: look before you call it again.",
+                details={"task": "gone", "mcp_code": refusal.code},
+            )
+            raise CallFailed(gone) from refusal
 
     async def _answer(self) -> None:
         asked = as_object(self._task.get("inputRequests"))
@@ -95,18 +104,11 @@ class TaskPoller:
                 fix, details = "Call it again if it is still wanted.", {"task": "cancelled"}
                 raise CallFailed(Outcome("cancelled", message=message, suggestion=fix, details=details))
             case _:
-                outcome = refused(self._name, _error_of(as_object(self._task.get("error")), said))
+                error = as_object(self._task.get("error"))
+                code, message = error.get("code"), as_text(error.get("message")) or said or "The server gave no reason."
+                fault = MCPError(code if isinstance(code, int) else _INTERNAL, message, error.get("data"))
+                outcome = refused(self._name, fault)
                 raise CallFailed(replace(outcome, details={**outcome.details, "task": "failed"}))
-
-    def _gone(self, refusal: MCPError) -> Outcome:
-        said = strip_controls(refusal.error.message)[:QUOTED]
-        return Outcome(
-            "unavailable",
-            message=f"The server does not know the task any more that {self._name!r} had become "
-            f"({refusal.code}: {said}).",
-            suggestion="Whether it was done is not known: look before you call it again.",
-            details={"task": "gone", "mcp_code": refusal.code},
-        )
 
 
 def poll_after(task: JsonObject) -> float:
@@ -117,15 +119,6 @@ def poll_after(task: JsonObject) -> float:
     if not isinstance(wanted, int | float) or isinstance(wanted, bool):
         return USUAL
     return max(SOONEST, min(LATEST * 1_000, wanted) / 1_000)  # in this order: it may be no number at all
-
-
-def _error_of(error: JsonObject, said: str) -> MCPError:
-    code = error.get("code")
-    return MCPError(
-        code if isinstance(code, int) else _INTERNAL,
-        as_text(error.get("message")) or said or "The server gave no reason.",
-        error.get("data"),
-    )
 
 
 IDEMPOTENCY_KEY = "kiwi-mcp/idempotency-key"
@@ -197,24 +190,19 @@ async def _settled(connection: ServerConnection, request: ServerCall, talk: Call
             case "complete":
                 return answer
             case "input_required":
-                params = {**first, **await _supplied(connection, answer, talk)}
+                # The next try carries the answers that were asked for, and the server's state as it gave it.
+                params = dict(first)
+                if wanted := answer.get("inputRequests"):
+                    params["inputResponses"] = await answered(wanted, talk, connection.server)
+                else:
+                    await asyncio.sleep(_BREATH)
+                if "requestState" in answer:
+                    params["requestState"] = answer["requestState"]
             case "task" if request.wanted.method == "tools/call" and connection.has_tasks:
                 return await TaskPoller(connection, request.wanted.name, answer, talk).result()
             case _:
                 raise CallFailed(failed("The server answered with a kind of result that this client does not know."))
     raise CallFailed(failed(f"The server asked back more than {MOST_ROUNDS} times and never answered."))
-
-
-async def _supplied(connection: ServerConnection, answer: JsonObject, talk: CallerChannel) -> JsonObject:
-    """Return what the next try carries: the answers that were asked for, and the server's state as it gave it."""
-    more: dict[str, Json] = {}
-    if wanted := answer.get("inputRequests"):
-        more["inputResponses"] = await answered(wanted, talk, connection.server)
-    else:
-        await asyncio.sleep(_BREATH)
-    if "requestState" in answer:
-        more["requestState"] = answer["requestState"]
-    return more
 
 
 async def _sent(connection: ServerConnection, request: ServerCall, params: JsonObject) -> JsonObject:
@@ -262,14 +250,22 @@ class CallFailed(Exception):
 
 def outcome_of(wanted: ServerRequest, answer: JsonObject, outputs: JsonObject) -> Outcome:
     """Return what an answer means, and the answer itself; `outputs` is the schema that the tool declares for it."""
+    details: JsonObject = {}
     try:
         compact(answer).encode()
     except UnicodeEncodeError:  # halves of characters, which no text can hold
-        outcome = _meaning(wanted, as_object(json.loads(_shown(answer))), outputs)
-        return replace(outcome, details={**outcome.details, "replaced_characters": True})
+        answer, details = as_object(json.loads(_shown(answer))), {"replaced_characters": True}
     except (ValueError, RecursionError):
         return failed("The answer holds numbers that JSON has not, or is nested too deeply.")
-    return _meaning(wanted, answer, outputs)
+    match wanted.method:
+        case "tools/call":
+            outcome = _called(answer, outputs)
+        case "prompts/get":
+            response = {word: value for word, value in answer.items() if word not in _ENVELOPE}
+            outcome = Outcome("success", result=response, passed=answer)
+        case _:
+            outcome = Outcome("success", result=_read(answer), passed=answer)
+    return replace(outcome, details={**outcome.details, **details}) if details else outcome
 
 
 def unanswered(fault: Unanswered) -> Outcome:
@@ -291,37 +287,18 @@ def refused(name: str, refusal: MCPError) -> Outcome:
     if data is not None and len(shown := _shown(data)) <= QUOTED:
         details["mcp_data"] = json.loads(shown)
     message = strip_controls(refusal.error.message)[:QUOTED]
-    if refusal.code == MISSING_REQUIRED_CLIENT_CAPABILITY and _asks(as_object(data)):
+    required = as_object(as_object(data).get("requiredCapabilities"))
+    if refusal.code == MISSING_REQUIRED_CLIENT_CAPABILITY and required.keys() & {"elicitation", "sampling", "roots"}:
         details |= _ASKED
+    # It was unreachable if an intermediary reports that, or if an answer broke off after it began.
+    is_broken_off = refusal.code == CONNECTION_CLOSED and refusal.error.message.startswith("SSE stream")
+    is_away = is_broken_off or as_object(data).get("http_status") in _AWAY
     return Outcome(
-        "unavailable" if _is_away(refusal) else "error",
+        "unavailable" if is_away else "error",
         message=f"The server refused {name!r} ({refusal.code}): {message}",
         suggestion=_SUGGESTION,
         details=details,
     )
-
-
-def _is_away(refusal: MCPError) -> bool:
-    """Whether the server was unreachable: an intermediary reports that, or an answer broke off after it began."""
-    if refusal.code == CONNECTION_CLOSED and refusal.error.message.startswith("SSE stream"):
-        return True
-    return isinstance(refusal.error.data, dict) and refusal.error.data.get("http_status") in _AWAY
-
-
-def _asks(data: JsonObject) -> bool:
-    """Whether the client capability that a server requires is one for asking the client."""
-    return bool(as_object(data.get("requiredCapabilities")).keys() & {"elicitation", "sampling", "roots"})
-
-
-def _meaning(wanted: ServerRequest, answer: JsonObject, outputs: JsonObject) -> Outcome:
-    match wanted.method:
-        case "tools/call":
-            return _called(answer, outputs)
-        case "prompts/get":
-            response = {word: value for word, value in answer.items() if word not in _ENVELOPE}
-            return Outcome("success", result=response, passed=answer)
-        case "resources/read":
-            return Outcome("success", result=_read(answer), passed=answer)
 
 
 def _called(answer: JsonObject, outputs: JsonObject) -> Outcome:
@@ -340,7 +317,8 @@ def _called(answer: JsonObject, outputs: JsonObject) -> Outcome:
     if "structuredContent" not in answer:
         return Outcome("success", result=_content(blocks, outputs), passed=answer)
     value = answer["structuredContent"]
-    found: Sequence[Issue] = faults(outputs, value, place="result") if _is_schema(outputs) else ()
+    is_schema = outputs.keys() & {"type", "properties", "$ref", "anyOf", "oneOf", "allOf"}
+    found: Sequence[Issue] = faults(outputs, value, place="result") if is_schema else ()
     if not found:
         return Outcome("success", result=value, passed=answer)
     return Outcome(
@@ -362,10 +340,8 @@ def _content(blocks: Sequence[Json], outputs: JsonObject) -> Json:
     if len(texts) > 1:
         return "\n".join(texts)
     if outputs:
-        try:
+        with suppress(NotJsonOutput):
             return parse(texts[0].encode(errors="replace")).value
-        except NotJsonOutput:
-            return texts[0]
     return texts[0]
 
 
@@ -384,10 +360,6 @@ def _read(answer: JsonObject) -> Json:
 def failed(message: str) -> Outcome:
     """Return the outcome of an answer that cannot be taken."""
     return Outcome("error", message=message, suggestion="The server is at fault; ask it for less.")
-
-
-def _is_schema(outputs: JsonObject) -> bool:
-    return bool(outputs.keys() & {"type", "properties", "$ref", "anyOf", "oneOf", "allOf"})
 
 
 def _shown(value: Json) -> str:

@@ -61,7 +61,6 @@ _SHARE = 0.4
 """How much of the time to start the probe may use up at most."""
 _US = Implementation(name="kiwi", version=__version__)
 _WHO: JsonObject = _US.model_dump(by_alias=True, mode="json", exclude_none=True)
-_LATER_FIELDS = frozenset({"ttlMs", "cacheScope"})
 _CHANGES = frozenset(f"notifications/{kind}/list_changed" for kind in ("tools", "prompts", "resources"))
 
 
@@ -75,43 +74,26 @@ class ServerInfo(Struct, frozen=True):
     instructions: str
 
 
-class EraCache:
-    """The era of each server, by its identity."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, Era] = {}
-
-    def remember(self, identity: str, era: Era) -> None:
-        """Note the era of a server."""
-        self._known[identity] = era
-
-    def of(self, identity: str) -> Era | None:
-        """Return the era that a server had last, if it is known."""
-        return self._known.get(identity)
-
-    async def greet(self, channel: RequestChannel, server: ServerConfig) -> ServerInfo:
-        """Begin a conversation in the era that both sides speak."""
-        tried = self._order(server)
-        faults: list[Exception] = []
-        for era in tried:
-            try:
-                found = await (_discover if era == "modern" else _initialize)(channel, server)
-            except (MCPError, ValidationError, UnsupportedVersion, TimeoutError) as fault:
-                # A code does not tell a connection that was closed from a refusal: older servers refuse what is new
-                # with the same one. On a closed connection the other era fails at once.
-                faults.append(fault)
-                # A slow server that answers the probe after all is modern from then on, and says so.
-                if _names_other_versions(fault) and era == "legacy" and len(tried) == len(faults):
-                    tried.append("modern")
-            else:
-                self.remember(server.identity, era)
-                return found
-        raise faults[-1]
-
-    def _order(self, server: ServerConfig) -> list[Era]:
-        if server.transport == "sse":  # the transport is older than the new era, and some servers hang on the probe
-            return ["legacy"]
-        return ["legacy", "modern"] if self.of(server.identity) == "legacy" else ["modern", "legacy"]
+async def _greet(channel: RequestChannel, server: ServerConfig, eras: dict[str, Era]) -> ServerInfo:
+    """Begin a conversation in the era that both sides speak; `eras` has what each server spoke last."""
+    tried: list[Era] = ["legacy", "modern"] if eras.get(server.identity) == "legacy" else ["modern", "legacy"]
+    if server.transport == "sse":  # the transport is older than the new era, and some servers hang on the probe
+        tried = ["legacy"]
+    faults: list[Exception] = []
+    for era in tried:
+        try:
+            found = await (_discover if era == "modern" else _initialize)(channel, server)
+        except (MCPError, ValidationError, UnsupportedVersion, TimeoutError) as fault:
+            # A code does not tell a connection that was closed from a refusal: older servers refuse what is new
+            # with the same one. On a closed connection the other era fails at once.
+            faults.append(fault)
+            # A slow server that answers the probe after all is modern from then on, and says so.
+            if _names_other_versions(fault) and era == "legacy" and len(tried) == len(faults):
+                tried.append("modern")
+        else:
+            eras[server.identity] = era
+            return found
+    raise faults[-1]
 
 
 async def _initialize(channel: RequestChannel, server: ServerConfig) -> ServerInfo:
@@ -123,7 +105,7 @@ async def _initialize(channel: RequestChannel, server: ServerConfig) -> ServerIn
     }
     raw = await channel.ask("initialize", params, {}, is_cancellable=False)
     # Fields of later revisions are not part of this contract.
-    known = {word: value for word, value in raw.items() if word not in _LATER_FIELDS}
+    known = {word: value for word, value in raw.items() if word not in {"ttlMs", "cacheScope"}}
     result = InitializeResult.model_validate(known, by_name=False)
     if result.protocol_version not in HANDSHAKE_PROTOCOL_VERSIONS:
         raise UnsupportedVersion(f"Unsupported protocol version from the server: {result.protocol_version}")
@@ -147,7 +129,9 @@ async def _discover(channel: RequestChannel, server: ServerConfig) -> ServerInfo
             if not _names_other_versions(refusal) or not (version := _mutual(named)):
                 raise
             raw = await _send_discover(channel, server, version)
-    result = DiscoverResult.model_validate({**raw, **_sound_ttl(raw)}, by_name=False)
+    ttl = raw.get("ttlMs")
+    is_negative = isinstance(ttl, int | float) and ttl < 0
+    result = DiscoverResult.model_validate({**raw, "ttlMs": 0} if is_negative else raw, by_name=False)
     if not (version := _mutual(result.supported_versions)):
         raise UnsupportedVersion(f"No mutually supported protocol version (server: {result.supported_versions})")
     try:
@@ -176,12 +160,6 @@ async def _send_discover(channel: RequestChannel, server: ServerConfig, version:
 def _mutual(versions: Sequence[Json]) -> str:
     """Return the newest revision of the new era that both sides speak; empty if there is none."""
     return next((version for version in reversed(MODERN_PROTOCOL_VERSIONS) if version in versions), "")
-
-
-def _sound_ttl(raw: JsonObject) -> JsonObject:
-    """Return a time to live that is not negative, where a server names a negative one."""
-    ttl = raw.get("ttlMs")
-    return {"ttlMs": 0} if isinstance(ttl, int | float) and ttl < 0 else {}
 
 
 def _capabilities(server: ServerConfig) -> JsonObject:
@@ -216,7 +194,7 @@ class ServerConnection:
         self,
         server: ServerConfig,
         secrets: Mapping[str, str],
-        eras: EraCache,
+        eras: dict[str, Era],
         on_change: Callable[[str], None] | None = None,
     ) -> None:
         self.server = server
@@ -283,8 +261,10 @@ class ServerConnection:
         headers, stamped = self._envelope.headers(method, params, schema), self._envelope.params(params, caller)
         number = self._channel.number()
         try:
-            with self.events.waiting_for(number):
-                return await self._channel.ask(method, stamped, headers, number, progress=progress)
+            return await self._channel.ask(method, stamped, headers, number, progress=progress)
+        except asyncio.CancelledError:
+            self.events.leave(number)
+            raise
         except MCPError as refusal:
             if self._closing.is_set() or _is_closed(refusal):
                 raise await self.lost() from refusal
@@ -327,10 +307,15 @@ class ServerConnection:
     def _was_greeted(self) -> bool:
         return self._greeted.done() and not self._greeted.cancelled() and self._greeted.exception() is None
 
-    def lacking(self, said: str, denied: Sequence[str], *, is_silent: bool) -> str:
-        """Return what to type if the server fails because its sandbox does not provide something."""
+    def lacking(self, said: str, traffic: JsonObject) -> str:
+        """Return what to type if the server fails because its sandbox does not provide something.
+
+        `traffic` is what its process sent and received meanwhile.
+        """
+        rows = [row for row in map(as_object, as_list(traffic.get("hosts"))) if row.get("verdict") == "denied"]
+        denied = tuple(dict.fromkeys(f"{row['host']}:{row['port']}" for row in rows))
         earlier = self._wire.refused() if self._wire is not None else ()
-        return lacking(self.server, said, denied, earlier, is_silent=is_silent)
+        return lacking(self.server, said, denied, earlier, is_silent=not traffic)
 
     @property
     def is_outdated(self) -> bool:
@@ -418,7 +403,7 @@ class ServerConnection:
                 async with anyio.create_task_group() as group:
                     group.start_soon(dispatcher.run)
                     try:
-                        info = await self._eras.greet(channel, self.server)
+                        info = await _greet(channel, self.server, self._eras)
                         watchdog.cancel()
                         self._envelope = Envelope.of(
                             info.era, info.protocol_version, _US, info.capabilities, self.server.client

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from mcp.shared.exceptions import MCPError
 from mcp.shared.inbound import find_invalid_x_mcp_header
-from msgspec import Struct, field
+from msgspec import Struct, convert, field
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import Ask, Caller, Space, no_answers
@@ -24,13 +24,14 @@ from kiwi_mcp.domain.plan import REPEATABLE, HttpSpec, Plan, ProcessSpec
 from kiwi_mcp.domain.safe_text import strip_controls
 from kiwi_mcp.drivers.driver import Dispatch, unavailable
 from kiwi_mcp.drivers.mcp.call import ServerCall, asked, for_want_of, refused
-from kiwi_mcp.drivers.mcp.connection import EraCache, ServerConnection, ServerInfo
+from kiwi_mcp.drivers.mcp.connection import ServerConnection, ServerInfo
 from kiwi_mcp.drivers.mcp.oauth.account import account_for, forget, log_in, settled
 from kiwi_mcp.drivers.mcp.pool import ConnectionPool, Lease
-from kiwi_mcp.drivers.mcp.server import ServerConfig, bind_mcp, plan_server, planned, planned_client, server_of
+from kiwi_mcp.drivers.mcp.server import ServerConfig, ServerRequest, plan_of, server_of, wanted_of
 from kiwi_mcp.drivers.mcp.server_events import missing_grant
 from kiwi_mcp.drivers.sandboxed import open_sandbox
 from kiwi_mcp.manifest.json_schema import schema_faults
+from kiwi_mcp.manifest.runtime import seconds
 from kiwi_mcp.primitives.http import client
 from kiwi_mcp.primitives.http.origin_client import is_session_lost
 
@@ -67,28 +68,13 @@ class _Taking(Struct):
     untold: int = 0
     limits: list[Issue] = field(default_factory=list)
 
-    def has_room(self, item: Json) -> bool:
-        """Count an item; whether there is room for it."""
-        self.size += len(compact(item))
-        return self.size <= MOST_BYTES
-
-    def note(self, faults: list[Issue]) -> None:
-        """Keep the first faults, and count the others."""
-        fitting = faults[: MOST_ISSUES - len(self.faults)]
-        self.faults += fitting
-        self.untold += len(faults) - len(fitting)
-
-    def issues(self) -> tuple[Issue, ...]:
-        """Return the issues to report."""
-        more = Issue("items", f"have {self.untold:,} more faults", "The items with faults are left out.")
-        return (*self.faults, *([more] if self.untold else []), *self.limits)
-
 
 async def listed(connection: ServerConnection) -> ServerListing:
     """Ask a server for everything it offers."""
     greeting = await connection.greeted()
     taking = _Taking(greeting.era)
     found = {kind.word: await _all(connection, greeting, kind, taking) for kind in _KINDS}
+    more = Issue("items", f"have {taking.untold:,} more faults", "The items with faults are left out.")
     return ServerListing(
         server_info=greeting.server_info,
         protocol_version=greeting.protocol_version,
@@ -98,7 +84,7 @@ async def listed(connection: ServerConnection) -> ServerListing:
         prompts=found["prompts"],
         resources=found["resources"],
         templates=found["resourceTemplates"],
-        issues=taking.issues(),
+        issues=(*taking.faults, *([more] if taking.untold else []), *taking.limits),
     )
 
 
@@ -107,6 +93,8 @@ async def _all(
 ) -> tuple[JsonObject, ...]:
     if kind.method.partition("/")[0] not in greeting.capabilities:
         return ()
+    reason = f"the list has more than {MOST_ITEMS:,} items, {MOST_PAGES:,} pages or {MOST_BYTES:,} bytes"
+    too_many = Issue(kind.word, reason, "The rest is left out.", severity="warning")
     kept: dict[str, JsonObject] = {}
     cursor = ""
     for _ in range(MOST_PAGES):
@@ -114,47 +102,47 @@ async def _all(
             page = await connection.ask(kind.method, {"cursor": cursor} if cursor else {})
         except MCPError as refusal:
             if refusal.code != _METHOD_NOT_FOUND:
-                taking.limits.append(_refused(kind, refusal))
+                said = strip_controls(refusal.error.message)[:_LONGEST_NAME]
+                fault = f"cannot be listed ({refusal.code}: {said})"
+                taking.limits.append(Issue(kind.word, fault, "Ask the author of the server."))
             break
         is_whole, cursor = await _take(kind, page, kept, taking), as_text(page.get("nextCursor"))
         if not is_whole or (cursor and len(kept) >= MOST_ITEMS):
-            taking.limits.append(_too_many(kind))
+            taking.limits.append(too_many)
             break
         if not cursor:
             break
     else:
-        taking.limits.append(_too_many(kind))
+        taking.limits.append(too_many)
     return tuple(kept.values())
 
 
 async def _take(kind: _ListKind, page: JsonObject, kept: dict[str, JsonObject], taking: _Taking) -> bool:
     """Keep what is sound on a page; whether all of the page was looked at."""
     items, before = as_list(page.get(kind.word)), len(kept)
-    for number, item in enumerate(items[: MOST_ITEMS - before]):
+    longest = _LONGEST_NAME if kind.named_by == "name" else 8 * _LONGEST_NAME
+    for number, item in enumerate(map(as_object, items[: MOST_ITEMS - before])):
         if number % _BREATH == 0:
             await asyncio.sleep(0)
-        if not taking.has_room(item):
+        taking.size += len(compact(items[number]))
+        if taking.size > MOST_BYTES:
             return False
-        _keep(kind, as_object(item), f"{kind.word}[{before + number}]", kept, taking)
+        name = as_text(item.get(kind.named_by))
+        at = f"{kind.word}.{strip_controls(name)[:_LONGEST_NAME]}" if name else f"{kind.word}[{before + number}]"
+        if not name or len(name) > longest or _CONTROLS.search(name):
+            fix = "The server must give it one; the rest is kept."
+            faults = [Issue(at, f"has no usable `{kind.named_by}`", fix)]
+        elif name in kept:
+            faults = [Issue(at, "is listed twice", "The first one is kept.", severity="warning")]
+        else:
+            faults = kind.check(item, at, taking.era)
+        if not faults:
+            kept[name] = item
+        # The first faults are reported, and the others are counted.
+        room = MOST_ISSUES - len(taking.faults)
+        taking.faults += faults[:room]
+        taking.untold += len(faults[room:])
     return len(items) <= MOST_ITEMS - before
-
-
-def _keep(kind: _ListKind, item: JsonObject, place: str, kept: dict[str, JsonObject], taking: _Taking) -> None:
-    name = as_text(item.get(kind.named_by))
-    at = f"{kind.word}.{strip_controls(name)[:_LONGEST_NAME]}" if name else place
-    faults = _name_faults(kind, name, at) or kind.check(item, at, taking.era)
-    if name in kept:
-        faults = [Issue(at, "is listed twice", "The first one is kept.", severity="warning")]
-    taking.note(faults)
-    if not faults:
-        kept[name] = item
-
-
-def _name_faults(kind: _ListKind, name: str, at: str) -> list[Issue]:
-    longest = _LONGEST_NAME if kind.named_by == "name" else 8 * _LONGEST_NAME
-    if name and len(name) <= longest and not _CONTROLS.search(name):
-        return []
-    return [Issue(at, f"has no usable `{kind.named_by}`", "The server must give it one; the rest is kept.")]
 
 
 def _tool_faults(item: JsonObject, at: str, era: Era) -> list[Issue]:
@@ -191,16 +179,6 @@ _KINDS = (
 )
 
 
-def _too_many(kind: _ListKind) -> Issue:
-    reason = f"the list has more than {MOST_ITEMS:,} items, {MOST_PAGES:,} pages or {MOST_BYTES:,} bytes"
-    return Issue(kind.word, reason, "The rest is left out.", severity="warning")
-
-
-def _refused(kind: _ListKind, refusal: MCPError) -> Issue:
-    said = strip_controls(refusal.error.message)[:_LONGEST_NAME]
-    return Issue(kind.word, f"cannot be listed ({refusal.code}: {said})", "Ask the author of the server.")
-
-
 MOST_PROPOSALS = 100
 """The most proposals that are taken: as many as the protocol allows."""
 
@@ -209,8 +187,13 @@ async def completions(
     connection: ServerConnection, chain: Chain, argument: str, value: str, context: Mapping[str, str]
 ) -> list[str]:
     """Ask a server for its proposals; one that has none for anything is not asked."""
-    about = _reference(chain)
-    if about is None or "completions" not in (await connection.greeted()).capabilities:
+    config = chain.tool.manifest.config
+    about: JsonObject = {"type": "ref/resource", "uri": as_text(config.get("mcp_resource_uri"))}
+    if not about["uri"]:
+        about = {"type": "ref/prompt", "name": as_text(config.get("mcp_prompt_name"))}
+        if not about["name"]:
+            return []
+    if "completions" not in (await connection.greeted()).capabilities:
         return []
     params: dict[str, Json] = {"ref": about, "argument": {"name": argument, "value": value}}
     if context:
@@ -218,15 +201,6 @@ async def completions(
     answer = await connection.ask("completion/complete", params)
     proposed = as_list(as_object(answer.get("completion")).get("values"))
     return [one for one in proposed if isinstance(one, str)][:MOST_PROPOSALS]
-
-
-def _reference(chain: Chain) -> JsonObject | None:
-    config = chain.tool.manifest.config
-    if uri := as_text(config.get("mcp_resource_uri")):
-        return {"type": "ref/resource", "uri": uri}
-    if prompt := as_text(config.get("mcp_prompt_name")):
-        return {"type": "ref/prompt", "name": prompt}
-    return None
 
 
 _OTHER_ERA: Final = -32022
@@ -245,15 +219,29 @@ class McpDriver:
 
     def __init__(self) -> None:
         self.on_change: Callable[[str], None] | None = None
-        self.eras = EraCache()
+        self.eras: dict[str, Era] = {}
         self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, ConnectionPool] = WeakKeyDictionary()
 
     def check(self, chain: Chain, space: Space) -> None:
         """Find nothing: what a server offers is known only when it is asked."""
 
     def bind(self, chain: Chain, inputs: JsonObject, space: Space) -> Plan:
-        """Plan the request."""
-        return bind_mcp(chain, inputs, space)
+        """Return the plan of an item of a server: how the server is reached, and what it is asked."""
+        tool, server = chain.tool, server_of(chain.executor, space)
+        wanted = wanted_of(chain, inputs)
+        spec = replace(server.spec, timeout=seconds(tool.manifest.config.get("timeout"), server.spec.timeout))
+        # A tool of a remote server only reads if the owner accepted its definition and the server says so
+        # (`readOnlyHint`). What a file says about a server's tool does not count. For a local process, the sandbox
+        # profile shows what it may change and reach.
+        is_accepted = isinstance(spec, HttpSpec) and tool.integrity == "accepted"
+        return replace(
+            plan_of(chain, server),
+            spec=spec,
+            inputs=inputs,
+            facts={"mcp": {"method": wanted.method, "name": wanted.name, "transport": server.transport}},
+            effect=tool.manifest.effect or ("at_most_once" if wanted.method == "tools/call" else "idempotent"),
+            only_reads=wanted.method != "tools/call" or (is_accepted and not tool.manifest.mutates_state),
+        )
 
     async def aclose(self) -> None:
         """End every connection of this event loop."""
@@ -273,7 +261,7 @@ class McpDriver:
         """Ask the server, and give its answer as a result."""
         server = _server_in(plan, chain.executor, space)
         request = ServerCall(
-            planned(plan),
+            convert(plan.facts["mcp"], ServerRequest),
             plan.inputs,
             server.spec.timeout,
             chain.tool.manifest.parameters,
@@ -290,7 +278,7 @@ class McpDriver:
 
     def plan_server(self, chain: Chain, space: Space) -> Plan:
         """Plan how a server is started or reached, to list it or to log in; `chain` is the server's own."""
-        return plan_server(chain, space)
+        return plan_of(chain, server_of(chain.tool, space))
 
     async def list_items(self, plan: Plan, chain: Chain, space: Space, secrets: Mapping[str, str]) -> ServerListing:
         """Return everything that a server offers; `chain` is the server's own."""
@@ -392,7 +380,7 @@ class McpDriver:
                 sent = lease.connection.left()
                 if outcome.status == "error":
                     lease.connection.save_log()
-                    if remedy := lease.connection.lacking(outcome.message, denied_in(sent), is_silent=not sent):
+                    if remedy := lease.connection.lacking(outcome.message, sent):
                         outcome = replace(outcome, suggestion=remedy)
                 if outcome.status == "error" and request.not_passed:
                     outcome = replace(outcome, suggestion=request.not_passed[0].suggestion)
@@ -401,12 +389,6 @@ class McpDriver:
                 notices += [f"{fault.message} {fault.suggestion}" for fault in request.not_passed]
                 return replace(outcome, details={**outcome.details, "notices": notices}) if notices else outcome
         raise AssertionError("the last attempt has an outcome")
-
-
-def denied_in(traffic: JsonObject) -> tuple[str, ...]:
-    """Return the hosts that the proxy denied in a part of the traffic, each with its port."""
-    rows = [row for row in map(as_object, as_list(traffic.get("hosts"))) if row.get("verdict") == "denied"]
-    return tuple(dict.fromkeys(f"{row['host']}:{row['port']}" for row in rows))
 
 
 def _with_findings(outcome: Outcome, connection: ServerConnection) -> Outcome:
@@ -442,5 +424,6 @@ def _late(lease: Lease, request: ServerCall) -> Outcome:
 def _server_in(plan: Plan, link: Tool, space: Space) -> ServerConfig:
     """Return the server of a plan as the plan says that it is reached; without a sandbox there, the strictest."""
     assert isinstance(plan.spec, ProcessSpec | HttpSpec)  # noqa: S101 - this driver plans nothing else
-    server = replace(server_of(link, space), spec=plan.spec, client=planned_client(plan))
+    client = tuple(map(as_text, as_list(as_object(plan.facts.get("mcp")).get("client"))))
+    server = replace(server_of(link, space), spec=plan.spec, client=client)
     return server if plan.profile is None else replace(server, profile=plan.profile)

@@ -12,10 +12,11 @@ from time import monotonic
 from msgspec import Struct, field
 
 from kiwi_mcp.domain.errors import KiwiError, LoginRequired, Unavailable
+from kiwi_mcp.domain.mcp import Era
 from kiwi_mcp.domain.outcome import silent
 from kiwi_mcp.drivers.environments.installer import Installer, install_level
 from kiwi_mcp.drivers.environments.package_manager import have_package
-from kiwi_mcp.drivers.mcp.connection import EraCache, ServerConnection
+from kiwi_mcp.drivers.mcp.connection import ServerConnection
 from kiwi_mcp.drivers.mcp.server import ServerConfig
 
 OPENS_AFTER = 5
@@ -36,7 +37,10 @@ class CircuitBreaker(Struct):
         """Count a failure; the first costs no wait, so that a server that died once is back at the next call."""
         self.failures += 1
         self.last = fault.message
-        self.until = monotonic() + self._wait(server)
+        wait = min(server.reconnect_delay * (2.0 ** (self.failures - 1) - 1), _LONGEST_WAIT)
+        if self.failures >= OPENS_AFTER:
+            wait = min(REST * 2.0 ** min(self.failures - OPENS_AFTER, 10), LONGEST_REST)
+        self.until = monotonic() + wait
 
     def worked(self) -> None:
         """Forget the failures: the server answered."""
@@ -45,19 +49,11 @@ class CircuitBreaker(Struct):
     def wait(self, server: ServerConfig) -> float:
         """Return how long to wait before the next start, or refuse it where that is not worth waiting for."""
         left = max(0.0, self.until - monotonic())
-        if left and (self.failures >= OPENS_AFTER or not server.reconnect):
-            raise self._refusal(server, left)
-        return left
-
-    def _wait(self, server: ServerConfig) -> float:
-        if self.failures >= OPENS_AFTER:
-            return min(REST * 2.0 ** min(self.failures - OPENS_AFTER, 10), LONGEST_REST)
-        return min(server.reconnect_delay * (2.0 ** (self.failures - 1) - 1), _LONGEST_WAIT)
-
-    def _refusal(self, server: ServerConfig, left: float) -> Unavailable:
+        if not left or (self.failures < OPENS_AFTER and server.reconnect):
+            return left
         again = datetime.now(UTC) + timedelta(seconds=left)
         times = f"{self.failures} time{'s' if self.failures > 1 else ''}"
-        return Unavailable(
+        raise Unavailable(
             f"The MCP server {server.name!r} failed {times} in a row and is not tried again before "
             f"{again:%H:%M:%S} UTC (in {left:.0f} s). Last: {self.last}",
             suggestion="Fix the cause of the last failure, or try again then.",
@@ -153,7 +149,12 @@ class ConnectionPool:
     """The connections of one event loop."""
 
     def __init__(
-        self, eras: EraCache, on_change: Callable[[str], None] | None = None, *, idle: float = IDLE, most: int = MOST
+        self,
+        eras: dict[str, Era],
+        on_change: Callable[[str], None] | None = None,
+        *,
+        idle: float = IDLE,
+        most: int = MOST,
     ) -> None:
         self._eras = eras
         self._on_change = on_change
@@ -175,8 +176,10 @@ class ConnectionPool:
         slot = self._slot(server.key(secrets))
         slot.learn()
         place = slot.place(is_askable=is_askable)
-        if is_askable and slot.asks_without_call:
-            self._clear(place)
+        is_alone = is_askable and slot.asks_without_call and not place.users
+        # A question of the server may still belong to an abandoned call.
+        if is_alone and place.connection is not None and not place.connection.events.is_quiet:
+            self._let_go(place)
         place.users += 1
         place.askable += is_askable
         if place.reaper is not None:
@@ -224,11 +227,6 @@ class ConnectionPool:
                 del self._slots[old]
         return slot
 
-    def _clear(self, place: _PooledConnection) -> None:
-        """Release a connection if a question of the server may still belong to an abandoned call."""
-        if not place.users and place.connection is not None and not place.connection.events.is_quiet:
-            self._let_go(place)
-
     async def _connected(
         self, slot: _ServerSlot, place: _PooledConnection, server: ServerConfig, secrets: Mapping[str, str]
     ) -> ServerConnection:
@@ -239,7 +237,12 @@ class ConnectionPool:
                 # Not within the time that a server has to start: what is fetched for the first time may take longer.
                 await have_package(server.package, Installer(server.space, install_level(server.profile.level), silent))
         if place.connection is None or not place.is_open:  # another caller may have been first meanwhile
-            self._make_room()
+            if self.open_count >= self._most:
+                idle = next((one for one in self._places() if one.is_open and not one.users), None)
+                if idle is None:
+                    reason = f"{self._most} MCP servers are in use, and none of them is idle."
+                    raise Unavailable(reason, suggestion="Try again later.")
+                self._let_go(idle)
             place.connection = ServerConnection(server, secrets, self._eras, self._on_change)
             place.opened += 1
         connection = place.connection
@@ -255,16 +258,6 @@ class ConnectionPool:
         # A server that requires a login works, and is asked again after the login.
         if connection.is_lost and not isinstance(failure := connection.failure(), LoginRequired):
             slot.circuit.failed(connection.server, failure)
-
-    def _make_room(self) -> None:
-        if self.open_count < self._most:
-            return
-        idle = next((place for place in self._places() if place.is_open and not place.users), None)
-        if idle is None:
-            raise Unavailable(
-                f"{self._most} MCP servers are in use, and none of them is idle.", suggestion="Try again later."
-            )
-        self._reap(idle)
 
     def _reap(self, place: _PooledConnection) -> None:
         if not place.users:

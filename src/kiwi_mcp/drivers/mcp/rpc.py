@@ -52,9 +52,6 @@ from kiwi_mcp.drivers.mcp.transport import Incoming, Outgoing
 
 ProgressCallback: TypeAlias = Callable[[float, float | None, str], None]
 """Takes how far a request is, out of how much, and a message."""
-RequestHandler: TypeAlias = Callable[[str, JsonObject], Awaitable[JsonObject]]
-NotificationHandler: TypeAlias = Callable[[str, JsonObject, Context | None], None]
-"""Takes a method, its parameters, and the context of the request that the message belongs to, if that is known."""
 _PARTING = 5.0
 """How many seconds it may take to tell a server that no caller waits any more."""
 _LAST_ANSWER = 1.0
@@ -246,12 +243,18 @@ class IncomingFilter(ObjectReceiveStream[SessionMessage | Exception]):
     def _passes(self, item: SessionMessage | Exception) -> bool:
         now = monotonic()
         self.last_heard = now
-        if isinstance(item, Exception) or not isinstance(item.message, JSONRPCNotification):
-            return isinstance(item, Exception) or not self._is_taken(item.message)
+        if isinstance(item, Exception):
+            return True
+        message = item.message
+        if not isinstance(message, JSONRPCNotification):
+            number = message.id if isinstance(message, JSONRPCResponse | JSONRPCError) else None
+            if number is not None and self.answered is not None:
+                self.answered(coerce_request_id(number))
+            return not self._channel.takes(message)
         self._left = min(BURST, self._left + (now - self._at) * RATE) - 1
         self._at = now
         if self._left >= 0:
-            return item.message.method in _HEARD
+            return message.method in _HEARD
         self._left = 0
         self.dropped += 1
         if self.dropped > FLOOD:
@@ -260,26 +263,24 @@ class IncomingFilter(ObjectReceiveStream[SessionMessage | Exception]):
             )
         return False
 
-    def _is_taken(self, message: JSONRPCMessage) -> bool:
-        if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id is not None and self.answered is not None:
-            self.answered(coerce_request_id(message.id))
-        return self._channel.takes(message)
-
     async def aclose(self) -> None:
         """Stop reading."""
         await self._stream.aclose()
 
 
 class Dispatcher:
-    """Reads what a server sends, and brings each message to the one who handles it."""
+    """Reads what a server sends, and brings each message to the one who handles it.
+
+    A notification goes to its handler with the context of the request that it belongs to, if that is known.
+    """
 
     def __init__(
         self,
         incoming: IncomingFilter,
         outgoing: Outgoing,
         channel: RequestChannel,
-        on_request: RequestHandler,
-        on_notification: NotificationHandler,
+        on_request: Callable[[str, JsonObject], Awaitable[JsonObject]],
+        on_notification: Callable[[str, JsonObject, Context | None], None],
     ) -> None:
         self._incoming = incoming
         self._outgoing = outgoing
@@ -323,7 +324,11 @@ class Dispatcher:
         answer: JSONRPCResponse | JSONRPCError | None = None
         try:
             with scope:
-                answer = await self._result(request)
+                try:
+                    result = await self._on_request(request.method, as_object(request.params))
+                    answer = JSONRPCResponse(jsonrpc="2.0", id=request.id, result=dict(result))
+                except MCPError as refusal:
+                    answer = JSONRPCError(jsonrpc="2.0", id=request.id, error=refusal.error)
         except asyncio.CancelledError:
             closed = JSONRPCError(jsonrpc="2.0", id=request.id, error=_closed().error)
             with anyio.move_on_after(_LAST_ANSWER, shield=True):
@@ -334,13 +339,6 @@ class Dispatcher:
                 del self._open[coerce_request_id(request.id)]
         if answer is not None:
             await self._send(answer)
-
-    async def _result(self, request: JSONRPCRequest) -> JSONRPCResponse | JSONRPCError:
-        try:
-            result = await self._on_request(request.method, as_object(request.params))
-        except MCPError as refusal:
-            return JSONRPCError(jsonrpc="2.0", id=request.id, error=refusal.error)
-        return JSONRPCResponse(jsonrpc="2.0", id=request.id, result=dict(result))
 
     async def _send(self, answer: JSONRPCResponse | JSONRPCError) -> None:
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):

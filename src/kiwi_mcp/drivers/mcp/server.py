@@ -82,20 +82,6 @@ _OAUTH_TEXTS = (
 )  # fmt: skip
 
 
-def oauth_words(auth: JsonObject, name: str, folder: Path) -> OAuthConfig:
-    """Return what the `auth` of a manifest says; nothing is as good as an empty one, since servers can ask later."""
-    port = auth.get("redirect_port")
-    return OAuthConfig(
-        name,
-        folder,
-        **{word: text for word in _OAUTH_TEXTS if (text := as_text(auth.get(word)))},
-        grant="client_credentials" if auth.get("grant") == "client_credentials" else "authorization_code",
-        scopes=tuple(map(as_text, as_list(auth.get("scopes")))),
-        redirect_port=port if isinstance(port, int) else 0,
-        is_declared=auth.get("type") == "oauth",
-    )
-
-
 Transport: TypeAlias = Literal["stdio", "http", "sse", "websocket"]
 
 CALL_TIMEOUT = 60.0
@@ -198,9 +184,17 @@ def _read(link: Tool, space: Space) -> ServerConfig:
         raise InvalidManifest(f"{link.id!r}", [Issue("config.transport", "is no transport that is spoken", fix)])
     limit = config.get("max_bytes")
     max_bytes = limit if isinstance(limit, int) and not isinstance(limit, bool) else MAX_BYTES
-    spec, package = _process(link, space) if transport == "stdio" else (_address(config, max_bytes), None)
-    oauth = _oauth(link, space, spec) if isinstance(spec, HttpSpec) and transport in _WITH_TOKENS else None
-    words: Json = [_words(spec), oauth.words if oauth else None]
+    visible: tuple[str, ...] = ()
+    spec: ProcessSpec | HttpSpec
+    oauth = package = None
+    if transport == "stdio":
+        spec, package = _process(link, space)
+        words: Json = [list(spec.argv), dict(spec.env)]
+        visible = variables(list(spec.argv))
+    else:
+        spec = _address(config, max_bytes)
+        oauth = _oauth(link, space, spec) if transport in _WITH_TOKENS else None
+        words = [spec.url, dict(spec.headers), list(spec.basic or ()), oauth.words if oauth else None]
     return ServerConfig(
         identity=link.identity,
         digest=link.digest,
@@ -216,35 +210,33 @@ def _read(link: Tool, space: Space) -> ServerConfig:
         idle_timeout=seconds(config.get("idle_timeout"), 0.0) or None,
         variables=variables(words),
         defaulted=defaulted(words),
-        warnings=_warnings(link, spec),
+        warnings=tuple(
+            f"the value of {name} stands in the command line of {link.id!r}, where every user of this machine can "
+            "read it; a secret belongs into `config.env`"
+            for name in visible
+        ),
         oauth=oauth,
     )
 
 
-def _words(spec: ProcessSpec | HttpSpec) -> Json:
-    """Return all texts of a spec that may contain variables."""
-    match spec:
-        case ProcessSpec():
-            return [list(spec.argv), dict(spec.env)]
-        case HttpSpec():
-            return [spec.url, dict(spec.headers), list(spec.basic or ())]
-
-
 def _oauth(link: Tool, space: Space, spec: HttpSpec) -> OAuthConfig | None:
-    """Return how to get the tokens of a server; None if its manifest says what to send instead."""
+    """Return how to get the tokens of a server; None if its manifest says what to send instead.
+
+    Nothing said is as good as an empty `auth`, since servers can ask later.
+    """
     if spec.basic is not None or "authorization" in {name.lower() for name in spec.headers}:
         return None
     home = str(space.project_ai) if link.origin.is_in_project else ""
-    name = compact([home, link.identity.partition("@")[0]])
-    return oauth_words(as_object(link.manifest.config.get("auth")), name, space.user / "state")
-
-
-def _warnings(link: Tool, spec: ProcessSpec | HttpSpec) -> tuple[str, ...]:
-    visible = variables(list(spec.argv)) if isinstance(spec, ProcessSpec) else ()
-    return tuple(
-        f"the value of {name} stands in the command line of {link.id!r}, where every user of this machine can read it; "
-        "a secret belongs into `config.env`"
-        for name in visible
+    auth = as_object(link.manifest.config.get("auth"))
+    port = auth.get("redirect_port")
+    return OAuthConfig(
+        compact([home, link.identity.partition("@")[0]]),
+        space.user / "state",
+        **{word: text for word in _OAUTH_TEXTS if (text := as_text(auth.get(word)))},
+        grant="client_credentials" if auth.get("grant") == "client_credentials" else "authorization_code",
+        scopes=tuple(map(as_text, as_list(auth.get("scopes")))),
+        redirect_port=port if isinstance(port, int) else 0,
+        is_declared=auth.get("type") == "oauth",
     )
 
 
@@ -285,15 +277,10 @@ def _address(config: JsonObject, max_bytes: int) -> HttpSpec:
     )
 
 
-Method: TypeAlias = Literal["tools/call", "prompts/get", "resources/read"]
-
-# Of the templates that resources may have, the forms that represent one value: `{name}`, and `{+name}` as it is.
-
-
 class ServerRequest(Struct, frozen=True):
     """One request that a server is asked: its method, and what of the server it is about."""
 
-    method: Method
+    method: Literal["tools/call", "prompts/get", "resources/read"]
     name: str
 
     def params(self, inputs: JsonObject) -> dict[str, Json]:
@@ -307,27 +294,8 @@ class ServerRequest(Struct, frozen=True):
                 return {"uri": self.name}
 
 
-def bind_mcp(chain: Chain, inputs: JsonObject, space: Space) -> Plan:
-    """Return the plan of an item of a server: how the server is reached, and what it is asked."""
-    tool, server = chain.tool, server_of(chain.executor, space)
-    wanted = wanted_of(chain, inputs)
-    spec = replace(server.spec, timeout=seconds(tool.manifest.config.get("timeout"), server.spec.timeout))
-    return replace(
-        _plan(chain, server),
-        spec=spec,
-        inputs=inputs,
-        facts={"mcp": {"method": wanted.method, "name": wanted.name, "transport": server.transport}},
-        effect=tool.manifest.effect or ("at_most_once" if wanted.method == "tools/call" else "idempotent"),
-        only_reads=_only_reads(wanted, spec, tool),
-    )
-
-
-def plan_server(chain: Chain, space: Space) -> Plan:
+def plan_of(chain: Chain, server: ServerConfig) -> Plan:
     """Return the plan of what is done with a server itself: how it is started or reached."""
-    return _plan(chain, server_of(chain.tool, space))
-
-
-def _plan(chain: Chain, server: ServerConfig) -> Plan:
     return Plan(
         identity=chain.tool.identity,
         tool_digest=chain.tool.digest,
@@ -342,46 +310,15 @@ def _plan(chain: Chain, server: ServerConfig) -> Plan:
     )
 
 
-def _only_reads(wanted: ServerRequest, spec: ProcessSpec | HttpSpec, tool: Tool) -> bool:
-    """Whether a request changes nothing: it asks for a prompt or a resource, or for a tool that only reads.
-
-    A tool of a remote server only reads if the owner accepted its definition and the server says so (`readOnlyHint`).
-    What a file says about a server's tool does not count. For a local process, the sandbox profile shows what it may
-    change and reach.
-    """
-    if wanted.method != "tools/call":
-        return True
-    return isinstance(spec, HttpSpec) and tool.integrity == "accepted" and not tool.manifest.mutates_state
-
-
 def wanted_of(chain: Chain, inputs: JsonObject) -> ServerRequest:
     """Return what an item asks of its server."""
     config = chain.tool.manifest.config
-    if uri := as_text(config.get("mcp_resource_uri")):
-        return ServerRequest("resources/read", _expanded(chain.tool.id, uri, inputs))
+    if template := as_text(config.get("mcp_resource_uri")):
+        if missing := [name for name in names_in(template) if name not in inputs]:
+            fix = "Send it: the resource's address is made with it."
+            raise InvalidArguments(chain.tool.id, [Issue(name, "is missing", fix) for name in missing])
+        uri = expand(template, {name: text_of(value) for name, value in inputs.items()})
+        return ServerRequest("resources/read", uri)
     if prompt := as_text(config.get("mcp_prompt_name")):
         return ServerRequest("prompts/get", prompt)
     return ServerRequest("tools/call", as_text(config.get("mcp_tool_name")))
-
-
-def planned(plan: Plan) -> ServerRequest:
-    """Return what a plan asks of its server."""
-    facts = as_object(plan.facts.get("mcp"))
-    match facts.get("method"):
-        case "prompts/get" | "resources/read" as method:
-            return ServerRequest(method, as_text(facts.get("name")))
-        case _:
-            return ServerRequest("tools/call", as_text(facts.get("name")))
-
-
-def planned_client(plan: Plan) -> tuple[str, ...]:
-    """Return what the server of a plan may ask of the client."""
-    return tuple(map(as_text, as_list(as_object(plan.facts.get("mcp")).get("client"))))
-
-
-def _expanded(tool_id: str, template: str, inputs: JsonObject) -> str:
-    missing = [name for name in names_in(template) if name not in inputs]
-    if missing:
-        fix = "Send it: the resource's address is made with it."
-        raise InvalidArguments(tool_id, [Issue(name, "is missing", fix) for name in missing])
-    return expand(template, {name: text_of(value) for name, value in inputs.items()})

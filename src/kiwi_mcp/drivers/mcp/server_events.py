@@ -301,18 +301,10 @@ class ServerEvents:
             _TALK.reset(token)
             talk.end()
 
-    @contextmanager
-    def waiting_for(self, number: RequestId) -> Iterator[None]:
-        """Know of a call's request that is left without an answer, until there is one."""
-        try:
-            yield
-        except asyncio.CancelledError:
-            if _TALK.get() is not None:
-                self.leave(number)
-            raise
-
     def leave(self, number: RequestId) -> None:
-        """Record that no caller waits any more for something that the server may still be doing."""
+        """Record that no caller waits any more for something of this call that the server may still be doing."""
+        if _TALK.get() is None:
+            return
         self._is_lost = self._is_lost or len(self._left) >= MOST_LEFT
         if not self._is_lost:
             self._left.add(number)

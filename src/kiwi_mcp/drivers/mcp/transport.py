@@ -6,8 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 from urllib.parse import urljoin
 
 import anyio
@@ -69,24 +68,20 @@ class ServerReader(ObjectReceiveStream[SessionMessage | Exception]):
             if line is None:
                 raise anyio.EndOfStream
             await self._breathe()
-            self._hear(line)
+            if found := list(_messages(line.strip().removeprefix(b"\xef\xbb\xbf"))):
+                self._heard.extend(found)
+                self._has_spoken, self._noise_in_a_row = True, 0
+                break
+            self.noise += self._has_spoken
+            self._noise_in_a_row += 1
+            if self._noise_in_a_row > MOST_NOISE:
+                raise _at_fault(f"it printed more than {MOST_NOISE:,} lines in a row that are no messages.")
         return SessionMessage(self._heard.popleft())
 
     async def _breathe(self) -> None:
         self._taken += 1
         if self._taken % _BREATH == 0:
             await asyncio.sleep(0)
-
-    def _hear(self, line: bytes) -> None:
-        text = line.strip().removeprefix(b"\xef\xbb\xbf")
-        if found := list(_messages(text)):
-            self._heard.extend(found)
-            self._has_spoken, self._noise_in_a_row = True, 0
-            return
-        self.noise += self._has_spoken
-        self._noise_in_a_row += 1
-        if self._noise_in_a_row > MOST_NOISE:
-            raise _at_fault(f"it printed more than {MOST_NOISE:,} lines in a row that are no messages.")
 
     async def aclose(self) -> None:
         """Leave the process or the connection to the block that opened it."""
@@ -161,7 +156,7 @@ _POST = 30.0
 """How long a server may take to accept a message that is posted to it, in seconds."""
 
 
-class Outgoing(Protocol):
+class Outgoing(AbstractAsyncContextManager["Outgoing", bool | None], Protocol):
     """Where messages for a server are put."""
 
     async def send(self, item: SessionMessage, /) -> None:
@@ -169,12 +164,6 @@ class Outgoing(Protocol):
 
     async def aclose(self) -> None:
         """Stop sending."""
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None: ...
 
 
 class LoginNeeded(Exception):

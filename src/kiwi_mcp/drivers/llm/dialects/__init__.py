@@ -1,4 +1,4 @@
-"""The dialects by name. Each is a module with pure functions for requests, and a reader for the stream of one reply."""
+"""The dialects by name. Each has pure functions for requests, and a reader for the stream of one reply."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from kiwi_mcp.domain.messages import Message, Prompt
 from kiwi_mcp.drivers.llm.dialect import ReplyReader
-from kiwi_mcp.drivers.llm.dialects import anthropic, gemini, ollama, openai_chat, openai_responses
+from kiwi_mcp.drivers.llm.dialects import anthropic, gemini, ollama, openai
 from kiwi_mcp.drivers.llm.provider import ModelChoice
 
 
@@ -28,10 +28,8 @@ class Dialect(Struct, frozen=True):
 
 
 DIALECTS: Mapping[str, Dialect] = {
-    "openai_chat": Dialect("messages", openai_chat.head, openai_chat.rows, openai_chat.ChatReader),
-    "openai_responses": Dialect(
-        "input", openai_responses.head, openai_responses.rows, openai_responses.ResponsesReader
-    ),
+    "openai_chat": Dialect("messages", openai.chat_head, openai.chat_rows, openai.ChatReader),
+    "openai_responses": Dialect("input", openai.responses_head, openai.responses_rows, openai.ResponsesReader),
     "anthropic": Dialect(
         "messages", anthropic.head, anthropic.rows, anthropic.AnthropicReader, {"anthropic-version": anthropic.VERSION}
     ),

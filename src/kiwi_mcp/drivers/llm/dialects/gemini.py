@@ -83,14 +83,14 @@ def _parts(message: Message) -> Iterator[_Part]:
                 continue
 
 
-class _Call(msgspec.Struct):
+class _FunctionCall(msgspec.Struct):
     name: str = ""
     id: str | None = None
     args: Raw = Raw(b"{}")
 
 
 class _ContentPart(msgspec.Struct, rename="camel"):
-    function_call: _Call | None = None
+    function_call: _FunctionCall | None = None
 
 
 class _Content(msgspec.Struct):
@@ -110,10 +110,6 @@ class _Chunk(msgspec.Struct):
 class GeminiReader(ReplyReader):
     """Reads the chunks of a content."""
 
-    def __init__(self, choice: ModelChoice) -> None:
-        super().__init__(choice)
-        self._calls = 0
-
     def take(self, data: JsonObject, text: str) -> list[ReplyDelta]:
         """Take one chunk."""
         self.answered_by = as_text(data.get("modelVersion")) or self.answered_by
@@ -130,31 +126,23 @@ class GeminiReader(ReplyReader):
         deltas: list[ReplyDelta] = []
         for candidate in map(as_object, as_list(data.get("candidates"))[:1]):
             parts = list(map(as_object, as_list(as_object(candidate.get("content")).get("parts"))))
-            calls = _calls(text) if any("functionCall" in part for part in parts) else []
+            calls: list[_ContentPart] = []
+            if any("functionCall" in part for part in parts):
+                content = msgspec.json.decode(text, type=_Chunk).candidates[0].content
+                calls = content.parts if content else []
             for number, part in enumerate(parts):
-                deltas += self._part(part, calls[number] if calls else None)
+                deltas += self._part(part, calls[number].function_call if calls else None)
             if reason := as_text(candidate.get("finishReason")):
                 self.stop = _STOPS.get(reason, "end")
         return deltas
 
-    def _part(self, part: JsonObject, call: _Call | None) -> list[ReplyDelta]:
+    def _part(self, part: JsonObject, call: _FunctionCall | None) -> list[ReplyDelta]:
         signature = as_text(part.get("thoughtSignature"))
         if call is not None:
-            self._calls += 1
-            key = ("call", self._calls)
-            deltas = self.start_call(key, id=call.id or "", name=call.name)
-            draft = self.draft("call", key)
-            draft.text, draft.opaque, draft.is_complete = bytes(call.args).decode(), signature, True
-            return deltas
+            return self.add_call(call.id, call.name, call.args, signature)
         if part.get("thought"):
             return self.append("reasoning", as_text(part.get("text")))
         deltas = self.append("text", as_text(part.get("text")))
         if signature:  # of a text; it is sent back as a part of its own
             self.draft("reasoning", ("signature", signature)).opaque = signature
         return deltas
-
-
-def _calls(data: str) -> list[_Call | None]:
-    chunk = msgspec.json.decode(data, type=_Chunk)
-    content = chunk.candidates[0].content
-    return [part.function_call for part in content.parts] if content else []

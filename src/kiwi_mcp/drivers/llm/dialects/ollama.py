@@ -19,7 +19,15 @@ from kiwi_mcp.domain.messages import (
     ToolCallPart,
     ToolResultPart,
 )
-from kiwi_mcp.drivers.llm.dialect import ReplyReader, arguments_of, count, function_tool, temperature_of
+from kiwi_mcp.drivers.llm.dialect import (
+    ReplyReader,
+    arguments_of,
+    count,
+    function_tool,
+    joined,
+    labels_of,
+    temperature_of,
+)
 from kiwi_mcp.drivers.llm.provider import ModelChoice
 
 _STOPS: dict[str, StopReason] = {"stop": "end", "length": "length"}
@@ -47,13 +55,11 @@ def rows(messages: Sequence[Message], _: ModelChoice, __: bool) -> Iterator[dict
             case "assistant":
                 yield _reply(message)
             case "tool":
-                results = [part for part in message.parts if isinstance(part, ToolResultPart)]
-                for part in results:
-                    yield {"role": "tool", "tool_name": part.name, "tool_call_id": part.id, "content": part.content}
-                # A message has one text, so the labels stand in messages of their own.
-                for part in results:
-                    if part.label:
-                        yield {"role": "system", "content": f"{part.name}: {part.label}"}
+                for part in message.parts:
+                    if isinstance(part, ToolResultPart):
+                        yield {"role": "tool", "tool_name": part.name, "tool_call_id": part.id, "content": part.content}
+                for label in labels_of(message):
+                    yield {"role": "system", "content": label}
             case _:
                 for text in message.parts:
                     if isinstance(text, TextPart):
@@ -61,11 +67,8 @@ def rows(messages: Sequence[Message], _: ModelChoice, __: bool) -> Iterator[dict
 
 
 def _reply(message: Message) -> dict[str, Json | Raw]:
-    row: dict[str, Json | Raw] = {
-        "role": "assistant",
-        "content": "".join(part.text for part in message.parts if isinstance(part, TextPart)),
-    }
-    if thought := "".join(part.text for part in message.parts if isinstance(part, ReasoningPart)):
+    row: dict[str, Json | Raw] = {"role": "assistant", "content": joined(message, TextPart)}
+    if thought := joined(message, ReasoningPart):
         row["thinking"] = thought
     calls = [
         {"id": part.id, "function": {"name": part.name, "arguments": arguments_of(part)}}
@@ -100,10 +103,6 @@ class _Line(msgspec.Struct):
 class OllamaReader(ReplyReader):
     """Reads the lines of a reply."""
 
-    def __init__(self, choice: ModelChoice) -> None:
-        super().__init__(choice)
-        self._calls = 0
-
     def take(self, data: JsonObject, text: str) -> list[ReplyDelta]:
         """Take one line."""
         self.answered_by = as_text(data.get("model")) or self.answered_by
@@ -111,17 +110,10 @@ class OllamaReader(ReplyReader):
         deltas = self.append("reasoning", as_text(message.get("thinking")))
         deltas += self.append("text", as_text(message.get("content")))
         if message.get("tool_calls"):
-            deltas += self._called(text)
+            for call in msgspec.json.decode(text, type=_Line).message.tool_calls or ():
+                deltas += self.add_call(call.id, call.function.name, call.function.arguments)
         if data.get("done") is True:
             self.stop = _STOPS.get(as_text(data.get("done_reason")), "end")
             if "eval_count" in data:
                 self.usage = TokenUsage(input=count(data, "prompt_eval_count"), output=count(data, "eval_count"))
         return deltas
-
-    def _called(self, data: str) -> Iterator[ReplyDelta]:
-        for call in msgspec.json.decode(data, type=_Line).message.tool_calls or ():
-            self._calls += 1
-            key = ("call", self._calls)
-            yield from self.start_call(key, id=call.id or "", name=call.function.name)
-            draft = self.draft("call", key)
-            draft.text, draft.is_complete = bytes(call.function.arguments).decode(), True
