@@ -23,7 +23,7 @@ from kiwi_mcp.primitives.secrets import key_storage
 from kiwi_mcp.primitives.secrets.key_storage import (
     SEALS,
     Seal,
-    _from_keyring,
+    fetch,
     is_behind_passphrase,
     move_key,
     sealed_by,
@@ -76,7 +76,7 @@ def ring(processes: None) -> Iterator[Ring]:
     """A real keyring, as far as Kiwi can see."""
     before, made = get_keyring(), Ring()
     set_keyring(made)
-    _from_keyring.cache_clear()
+    fetch.cache_clear()
     yield made
     set_keyring(before)
 
@@ -268,7 +268,7 @@ def test_a_keyring_that_lost_the_key_or_blocks_is_an_error_and_not_a_new_key(
     state = tmp_path / "state"
     begin(state)
     move(state, "keyring")
-    _from_keyring.cache_clear()
+    fetch.cache_clear()
     monkeypatch.setattr(key_storage, "_KEYRING_TIMEOUT", 0.1)
     ring.seconds = 2.0
     with pytest.raises(StoreUnavailable, match="did not answer"):

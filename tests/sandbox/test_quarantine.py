@@ -6,13 +6,13 @@ import asyncio
 import json
 import os
 from contextlib import ExitStack
+from errno import EXDEV
 from pathlib import Path
 
 import pytest
 from tests.sandbox.conftest import Cell, Warden
 
 from kiwi_mcp.domain.isolation import SandboxProfile
-from kiwi_mcp.sandbox import quarantine
 from kiwi_mcp.sandbox.levels import base_profile, folded
 from kiwi_mcp.sandbox.process_setup import is_placeholder, open_grants, protected_grants
 from kiwi_mcp.sandbox.quarantine import Findings, NameWatch
@@ -84,7 +84,14 @@ def test_a_moved_file_overwrites_nothing_and_its_origin_is_recorded(
 def test_a_file_that_cannot_be_renamed_into_quarantine_is_copied_with_its_links(
     work: Path, watch: NameWatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quarantine, "_renamed", lambda *_: (_[2].mkdir(), False)[1])
+    rename = os.rename
+
+    def rename_here(source: str, target: str | Path, *, src_dir_fd: int, dst_dir_fd: int | None = None) -> None:
+        if dst_dir_fd is None:
+            raise OSError(EXDEV, "the quarantine is on another file system")
+        rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+    monkeypatch.setattr(os, "rename", rename_here)
     secret = tmp_path / "secret"
     secret.write_text("private")
     (work / "sub" / ".vscode").mkdir()

@@ -209,12 +209,24 @@ def _condition(written: Json, place: str, issues: list[Issue]) -> Condition:
         issues.append(Issue(place, "demands nothing", "Add `parameters`, `hours`, `days` or `per_minute`."))
     parameters = words.get("parameters")
     issues += _parameter_faults(parameters, f"{place}.parameters")
+    hours = _HOURS.fullmatch(as_text(words.get("hours")).replace(" ", ""))
+    if hours is None and words.get("hours") is not None:
+        issues.append(Issue(f"{place}.hours", "are not hours of the day", 'Write them as "08:00-18:00".'))
+    days = [as_text(day).lower()[:3] for day in as_list(words.get("days"))]
+    if words.get("days") is not None and (not days or any(day not in _DAYS for day in days)):
+        fix = f"Write them as [{', '.join(_DAYS[:5])}]."
+        issues.append(Issue(f"{place}.days", "are not days of the week", fix))
+    rate = words.get("per_minute")
+    per_minute = rate if isinstance(rate, int) and not isinstance(rate, bool) and 0 < rate <= _MOST_PER_MINUTE else 0
+    if rate is not None and not per_minute:
+        fix = f"Write a whole number from 1 to {_MOST_PER_MINUTE:,}; to forbid calls, use `items.deny`."
+        issues.append(Issue(f"{place}.per_minute", "is not a number of calls", fix))
     return Condition(
         as_text(words.get("items")),
         as_object(parameters),
-        _hours(words.get("hours"), f"{place}.hours", issues),
-        _days(words.get("days"), f"{place}.days", issues),
-        _per_minute(words.get("per_minute"), f"{place}.per_minute", issues),
+        (int(hours[1]) * 60 + int(hours[2]), int(hours[3]) * 60 + int(hours[4])) if hours else None,
+        tuple(_DAYS.index(day) for day in days if day in _DAYS),
+        per_minute,
         text=place,
     )
 
@@ -230,34 +242,6 @@ def _parameter_faults(written: Json, place: str) -> Iterator[Issue]:
                 yield Issue(f"{place}.{name}", "is more than a path", "Write `{path: GLOB}` and nothing else.")
         else:
             yield from schema_faults(bound, f"{place}.{name}")
-
-
-def _hours(written: Json, place: str, issues: list[Issue]) -> tuple[int, int] | None:
-    if written is None:
-        return None
-    found = _HOURS.fullmatch(as_text(written).replace(" ", ""))
-    if found is None:
-        issues.append(Issue(place, "are not hours of the day", 'Write them as "08:00-18:00".'))
-        return 0, 0
-    begin_hour, begin, end_hour, end = map(int, found.groups())
-    return begin_hour * 60 + begin, end_hour * 60 + end
-
-
-def _days(written: Json, place: str, issues: list[Issue]) -> tuple[int, ...]:
-    named = [as_text(day).lower()[:3] for day in as_list(written)]
-    if written is not None and (not named or any(day not in _DAYS for day in named)):
-        issues.append(Issue(place, "are not days of the week", f"Write them as [{', '.join(_DAYS[:5])}]."))
-        return ()
-    return tuple(_DAYS.index(day) for day in named)
-
-
-def _per_minute(written: Json, place: str, issues: list[Issue]) -> int:
-    if isinstance(written, int) and not isinstance(written, bool) and 0 < written <= _MOST_PER_MINUTE:
-        return written
-    if written is not None:
-        fix = f"Write a whole number from 1 to {_MOST_PER_MINUTE:,}; to forbid calls, use `items.deny`."
-        issues.append(Issue(place, "is not a number of calls", fix))
-    return 0
 
 
 def _offences(condition: Condition, inputs: JsonObject | None, project: Path, now: datetime) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.isolation import Provenance
 from kiwi_mcp.domain.items import SUBPROCESS, Chain
-from kiwi_mcp.policy.isolation import IsolationDecision, Judge, default_isolation
+from kiwi_mcp.policy.isolation import Judge, default_isolation
 from kiwi_mcp.primitives.secrets.grants import SecretRecipient, StoredSecret, refuse_holder, refuse_untrusted
 from kiwi_mcp.primitives.secrets.key_storage import vault_key
 from kiwi_mcp.primitives.secrets.reveal import FoundVariable, Revealed, Variables
@@ -55,33 +55,26 @@ def holder_of(
     """
     holding = judge(chain.server or chain)
     receiver = (chain.server or chain).tool
-    untrusted = [floor for floor in holding.floors if floor.provenance in _DOUBTFUL]
+    untrusted = tuple(floor.identity.partition("@")[0] for floor in holding.floors if floor.provenance in _DOUBTFUL)
+    if not holding.is_looked_up:
+        how = "The store could not be read, so it is not known who wrote it: `kiwi doctor` says why; then try again."
+    elif is_accepted is not None:
+        name = receiver.id
+        how = f"Look at the server: `kiwi mcp diff {name}`. If it is right, the owner types `kiwi mcp accept {name}`."
+    elif any(identity.startswith("registry/") for identity in untrusted):
+        how = "Read it, then trust the key of its publisher: `kiwi key trust NAMESPACE KEY`."
+    else:
+        signs = ", ".join(f"`kiwi sign {identity.rpartition('/')[2]}`" for identity in untrusted)
+        how = f"If it is yours, read it and sign it: {signs}."
     return SecretRecipient(
-        _unversioned(receiver.identity),
+        receiver.identity.partition("@")[0],
         str(space.project),
         chain.primitive.id == SUBPROCESS,
         receiver.digest,
         holding.floors[0].provenance not in _DOUBTFUL,
-        () if is_accepted else tuple(_unversioned(floor.identity) for floor in untrusted),
-        _how_to_trust(receiver.id, holding, is_server=is_accepted is not None),
+        () if is_accepted else untrusted,
+        how,
     )
-
-
-def _how_to_trust(name: str, holding: IsolationDecision, *, is_server: bool) -> str:
-    """Return what the owner can do so that an item, or a server, may get variables."""
-    if not holding.is_looked_up:
-        return "The store could not be read, so it is not known who wrote it: `kiwi doctor` says why; then try again."
-    if is_server:
-        return f"Look at the server: `kiwi mcp diff {name}`. If it is right, the owner types `kiwi mcp accept {name}`."
-    wanted = [floor.identity for floor in holding.floors if floor.provenance in _DOUBTFUL]
-    if any(identity.startswith("registry/") for identity in wanted):
-        return "Read it, then trust the key of its publisher: `kiwi key trust NAMESPACE KEY`."
-    signs = ", ".join(f"`kiwi sign {_unversioned(identity).rpartition('/')[2]}`" for identity in wanted)
-    return f"If it is yours, read it and sign it: {signs}."
-
-
-def _unversioned(identity: str) -> str:
-    return identity.partition("@")[0]
 
 
 def stored_secrets(names: Collection[str], user: Path) -> Mapping[str, StoredSecret]:

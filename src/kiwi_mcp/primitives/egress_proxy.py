@@ -10,6 +10,7 @@ from asyncio import IncompleteReadError, LimitOverrunError, StreamReader, Stream
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from io import BytesIO
 from ipaddress import ip_address
 from time import monotonic
 from typing import TypeAlias
@@ -48,62 +49,47 @@ async def client_hello(reader: StreamReader, first: bytes) -> tuple[bytes, str]:
         if len(message) >= 4 and len(message) >= 4 + (size := int.from_bytes(message[1:4], "big")):  # noqa: PLR2004 - kind and length
             if message[0] != _CLIENT_HELLO:
                 raise Malformed("it does not begin with a client's hello")
-            return raw, _server_name(_Cursor(message[4 : 4 + size]))
+            return raw, _server_name(BytesIO(message[4 : 4 + size]))
         raw += await reader.readexactly(1)
     raise Malformed("its hello is too long")
 
 
-class _Cursor:
-    """A place in some bytes, which never goes beyond their end."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    @property
-    def is_over(self) -> bool:
-        return self._at >= len(self._data)
-
-    def take(self, size: int) -> bytes:
-        """Return the next bytes."""
-        if self._at + size > len(self._data):
-            raise Malformed("its hello breaks off")
-        self._at += size
-        return self._data[self._at - size : self._at]
-
-    def number(self, size: int) -> int:
-        """Return the next number."""
-        return int.from_bytes(self.take(size), "big")
-
-    def rest(self) -> str:
-        """Return all that is left, as text."""
-        return self.take(len(self._data) - self._at).decode("latin-1")
-
-    def part(self, size: int) -> _Cursor:
-        """Return the part after a length field of `size` bytes."""
-        return _Cursor(self.take(self.number(size)))
-
-
-def _server_name(hello: _Cursor) -> str:
-    hello.take(34)  # version and random
+def _server_name(hello: BytesIO) -> str:
+    _take(hello, 34)  # version and random
     for size in (1, 2, 1):  # session, ciphers, compression
-        hello.part(size)
-    if hello.is_over:
+        _part(hello, size)
+    if not _has_more(hello):
         return ""
-    extensions, names = hello.part(2), list[str]()
-    while not extensions.is_over:
-        kind, content = extensions.number(2), extensions.part(2)
-        if kind != _SERVER_NAME:
+    extensions, names = _part(hello, 2), list[str]()
+    while _has_more(extensions):
+        kind, content = _take(extensions, 2), _part(extensions, 2)
+        if int.from_bytes(kind, "big") != _SERVER_NAME:
             continue
-        listed = content.part(2)
-        while not listed.is_over:
-            kind, name = listed.number(1), listed.part(2)
-            if kind != _HOST_NAME:
+        listed = _part(content, 2)
+        while _has_more(listed):
+            kind, name = _take(listed, 1), _part(listed, 2)
+            if kind[0] != _HOST_NAME:
                 raise Malformed("its hello names a server of no known kind")
-            names.append(name.rest())
+            names.append(name.read().decode("latin-1"))
     if len(names) > 1:
         raise Malformed("its hello names several servers")
     return names[0] if names else ""
+
+
+def _take(data: BytesIO, size: int) -> bytes:
+    taken = data.read(size)
+    if len(taken) < size:
+        raise Malformed("its hello breaks off")
+    return taken
+
+
+def _part(data: BytesIO, size: int) -> BytesIO:
+    """Return the part after a length field of `size` bytes."""
+    return BytesIO(_take(data, int.from_bytes(_take(data, size), "big")))
+
+
+def _has_more(data: BytesIO) -> bool:
+    return data.tell() < data.getbuffer().nbytes
 
 
 PIECE = 65_536
@@ -230,11 +216,6 @@ async def _plain_request(reader: StreamReader, first: bytes, host: str, port: in
 def refusal(fault: KiwiError) -> bytes:
     """Return the answer to a request that is not passed on."""
     return _answer(fault.http_status, fault.to_response())
-
-
-def too_slow() -> bytes:
-    """Return the answer to a request that does not come to its end."""
-    return _unfit(_TIMEOUT, "the request did not come in time").answer
 
 
 async def _head(reader: StreamReader, first: bytes) -> tuple[str, str, Headers]:
@@ -507,12 +488,15 @@ class Proxy:
             # Connect a client with what it asks for, or tell it why not.
             asked: ProxyRequest | None = None
             try:
-                asked = await self._heard(reader, writer)
+                async with asyncio.timeout(self._caps.head_seconds):
+                    first = await reader.readexactly(1)
+                    is_socks = first == VERSION
+                    asked = await (read_socks_request(reader, writer) if is_socks else read_http_request(reader, first))
                 server = await self._connected(asked)
             except BadProxyRequest as fault:
                 await _tell(reader, writer, fault.answer)
             except TimeoutError:
-                await _tell(reader, writer, too_slow())
+                await _tell(reader, writer, _unfit(_TIMEOUT, "the request did not come in time").answer)
             except KiwiError as fault:
                 details = fault.details
                 host, port = (asked.name, asked.port) if asked else (str(details["host"]), int(str(details["port"])))
@@ -572,13 +556,6 @@ class Proxy:
             writer.write(ALERT)
         finally:
             server_writer.transport.abort()
-
-    async def _heard(self, reader: StreamReader, writer: StreamWriter) -> ProxyRequest:
-        async with asyncio.timeout(self._caps.head_seconds):
-            first = await reader.readexactly(1)
-            if first == VERSION:
-                return await read_socks_request(reader, writer)
-            return await read_http_request(reader, first)
 
     async def _connected(self, asked: ProxyRequest) -> socket.socket:
         """Return a connection to the requested host, at an address that the rules allow."""

@@ -84,7 +84,10 @@ class FileWatch:
                 if (path, is_listed) not in self._watched:
                     self._watched.add((path, is_listed))
                     if self._queue < 0 or not self._watch(path, is_listed=is_listed):
-                        self._stats[path] = _settled(path)
+                        stamp = _stamp(path)
+                        # Where a further change may leave the same stamp, it is one that no path has.
+                        is_settled = time.time_ns() - max(stamp[4::5], default=0) > _RACY_NS
+                        self._stats[path] = stamp if is_settled else (-1,)
             return self._generation
 
     def close(self) -> None:
@@ -215,12 +218,6 @@ def _is_still(found: os.stat_result, path: str) -> bool:
     except OSError:
         return False
     return (now.st_dev, now.st_ino, now.st_mode) == (found.st_dev, found.st_ino, found.st_mode)
-
-
-def _settled(path: str) -> _Stamp:
-    """Return the stamp of a path, or one that no path has where a further change may leave the same stamp."""
-    stamp = _stamp(path)
-    return stamp if time.time_ns() - max(stamp[4::5], default=0) > _RACY_NS else (-1,)
 
 
 def _stamp(path: str) -> _Stamp:

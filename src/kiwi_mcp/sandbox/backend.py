@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
 from tempfile import NamedTemporaryFile
-from typing import Protocol, TypeAlias
+from typing import IO, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Struct, field
@@ -155,27 +155,12 @@ _REMEDIES = {
 _OTHERWISE = "Run it again: the sandbox is tested anew first, and `kiwi doctor` tells then what was found."
 
 
-def unavailable(
-    level: Level, missing: Iterable[str], lacks: JsonObject, reasons: Iterable[str]
-) -> IsolationUnavailable:
-    """Return the error for a level that no backend here provides; `lacks` is what each backend lacks, by name."""
-    lacking = sorted(missing)
-    return IsolationUnavailable(
-        f"Isolation level {level!r} needs {', '.join(lacking)}, which nothing on this machine gives "
-        f"({'; '.join(map(meaning, lacking))}). The tool was not run.",
-        suggestion=" ".join(dict.fromkeys(reasons)) or "Let the owner choose another level for this tool.",
-        level=level,
-        missing=[*lacking],
-        backends=lacks,
-    )
-
-
 def failed(backend: str, said: bytes) -> IsolationUnavailable:
     """Return the error of a launcher that ended before the tool began."""
     complaint = said.decode(errors="replace").strip()[-_LAST:]
     return IsolationUnavailable(
         f"The sandbox ({backend}) failed, not the tool, which was not run: {complaint or 'it ended without a word'}.",
-        suggestion=remedy(complaint),
+        suggestion=next((response for sign, response in _REMEDIES.items() if sign in complaint), _OTHERWISE),
         backend=backend,
         launcher=complaint,
     )
@@ -184,11 +169,6 @@ def failed(backend: str, said: bytes) -> IsolationUnavailable:
 def unlaid(fault: OSError) -> IsolationUnavailable:
     """Return the error of a sandbox for which what was granted could not be laid out."""
     return failed("bubblewrap", f"what was granted cannot be laid out: {fault}".encode())
-
-
-def remedy(complaint: str) -> str:
-    """Return the remedy for an error message of a launcher."""
-    return next((response for sign, response in _REMEDIES.items() if sign in complaint), _OTHERWISE)
 
 
 def ungrantable(path: str, reason: str, suggestion: str) -> IsolationUnavailable:
@@ -255,8 +235,20 @@ def choose(level: Level, reports: Sequence[BackendReport]) -> BackendReport:
     given = frozenset[str]().union(*(report.properties for report in reports))
     missing = [*(wanted.requires - given)] or min(lacks.values(), key=len)
     # The remedies of those that could give the level, were it not for this machine.
-    could = [one for one in reports if wanted.requires <= _possible(one.backend)]
-    raise unavailable(level, missing, lacks, [reason for report in could for reason in report.reasons])
+    known = offers()
+    could = [
+        one for one in reports if wanted.requires <= known[one.backend.name].provides | known[one.backend.name].proves
+    ]
+    reasons = dict.fromkeys(reason for report in could for reason in report.reasons)
+    lacking = sorted(missing)
+    raise IsolationUnavailable(
+        f"Isolation level {level!r} needs {', '.join(lacking)}, which nothing on this machine gives "
+        f"({'; '.join(map(meaning, lacking))}). The tool was not run.",
+        suggestion=" ".join(reasons) or "Let the owner choose another level for this tool.",
+        level=level,
+        missing=[*lacking],
+        backends=lacks,
+    )
 
 
 @lru_cache(maxsize=256)
@@ -278,8 +270,10 @@ async def examine(backends: Iterable[Backend], state: Path, run: Runner) -> tupl
     reports: list[BackendReport] = []
     shown: dict[str, frozenset[str]] = {}
     for backend in backends:
-        key = _key(backend)
-        reports.append(_remembered(backend, known.get(key, frozenset())) or await _examined(backend, state, run))
+        key, offer = _key(backend), offers()[backend.name]
+        properties = known.get(key, frozenset())
+        is_new = bool(backend.obstacles()) or (offer.proves and not properties & offer.proves)
+        reports.append(await _examined(backend, state, run) if is_new else _report_of(backend, properties))
         shown[key] = reports[-1].properties
     if shown != known:
         _write(state / _FILE, shown)
@@ -306,19 +300,6 @@ def forget(state: Path) -> None:
         (state / _FILE).unlink()
 
 
-def _possible(backend: Backend) -> frozenset[str]:
-    """Return every property that a backend can have on some machine."""
-    offer = offers()[backend.name]
-    return offer.provides | offer.proves
-
-
-def _remembered(backend: Backend, properties: frozenset[str]) -> BackendReport | None:
-    offer = offers()[backend.name]
-    if backend.obstacles() or (offer.proves and not properties & offer.proves):
-        return None
-    return _report_of(backend, properties)
-
-
 def _obstructed(backend: Backend) -> BackendReport | None:
     obstacles = backend.obstacles()
     return BackendReport(backend, frozenset(), obstacles) if obstacles else None
@@ -328,7 +309,7 @@ async def _examined(backend: Backend, state: Path, run: Runner) -> BackendReport
     if (obstructed := _obstructed(backend)) is not None:
         return obstructed
     with _secret_in(state) as secret:
-        test = backend.self_test(secret)
+        test = backend.self_test(secret.name)
         if test is None:
             return _report_of(backend, frozenset())
         try:
@@ -383,13 +364,11 @@ def _key(backend: Backend) -> str:
     ).hexdigest()
 
 
-@contextmanager
-def _secret_in(state: Path) -> Iterator[str]:
+def _secret_in(state: Path) -> AbstractContextManager[IO[bytes]]:
     """Make a file that no confined process may see: in the state folder, or where temporary files are."""
     with suppress(OSError):
         state.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile(prefix="secret-", dir=state if os.access(state, os.W_OK) else None) as file:
-        yield file.name
+    return NamedTemporaryFile(prefix="secret-", dir=state if os.access(state, os.W_OK) else None)
 
 
 def _read(path: Path) -> _Known:

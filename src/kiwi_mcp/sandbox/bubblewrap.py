@@ -143,7 +143,7 @@ class Instructions:
 @cache
 def _filter(level: Level, denied: tuple[str, ...], *, has_network: bool, has_sockets: bool) -> bytes:
     """Return the filter of system calls of a level on this machine, with further calls to refuse."""
-    refused = (*demands(level).denied_calls, *denied)
+    refused = (*(("memfd_create",) if "memfd" in demands(level).denies else ()), *denied)
     families = (*(_INTERNET if has_network else ()), *((AF_UNIX,) if has_sockets else ()))
     return filter_program(machine(), families=families, denied=refused)
 

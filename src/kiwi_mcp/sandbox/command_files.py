@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from stat import S_ISREG, S_IWGRP, S_IWOTH
@@ -28,20 +29,13 @@ def find_launcher(name: str, folders: Sequence[str] = FOLDERS) -> str | None:
     """Return the path of a launcher that only the system's administrator can change; None where there is none."""
     for folder in folders:
         found = Path(os.path.realpath(Path(folder, name)))
-        if _is_the_systems(found) and os.access(found, os.X_OK):
-            return str(found)
+        with suppress(OSError):
+            state = found.lstat()
+            states = (state, *(around.lstat() for around in found.parents))
+            is_the_systems = all(one.st_uid == 0 and not one.st_mode & _OTHERS_WRITE for one in states)
+            if S_ISREG(state.st_mode) and is_the_systems and os.access(found, os.X_OK):
+                return str(found)
     return None
-
-
-def _is_the_systems(path: Path) -> bool:
-    try:
-        state = path.lstat()
-        if not S_ISREG(state.st_mode):
-            return False
-        states = (state, *(folder.lstat() for folder in path.parents))
-        return all(one.st_uid == 0 and not one.st_mode & _OTHERS_WRITE for one in states)
-    except OSError:
-        return False
 
 
 class ProgramFiles(Struct, frozen=True):
@@ -85,18 +79,19 @@ def program_at(found: str, is_there: Callable[[str], bool], around: ProgramFolde
     name: the folder around it may be a home.
     """
     places = [*_links(found)]
-    path = next((place for place in places if _is_seen(place, is_there, around)), places[-1])
+    # A name under which it is seen inside is used, so that it need not be given under its real one.
+    seen = (
+        place
+        for place in places
+        if is_there(str(place)) or is_in_any(place, around.given) or _is_opened(place.parent.parent, around)
+    )
+    path = next(seen, places[-1])
     roots: dict[str, None] = {}
     waiting = [found]
     for _ in range(_MOST_STEPS):
         if waiting:
             waiting += _gather(waiting.pop(), roots, around)
     return ProgramFiles(str(path), tuple(root for root in roots if not is_there(root)))
-
-
-def _is_seen(place: Path, is_there: Callable[[str], bool], around: ProgramFolders) -> bool:
-    """Whether a program is seen under this name inside, and need not be given under its real one."""
-    return is_there(str(place)) or is_in_any(place, around.given) or _is_opened(place.parent.parent, around)
 
 
 def _gather(program: str, roots: dict[str, None], around: ProgramFolders) -> Iterator[str]:
@@ -139,18 +134,16 @@ def _interpreter(place: Path) -> list[str]:
 
 def _is_opened(prefix: Path, around: ProgramFolders) -> bool:
     """Whether a folder is given as a whole, because a program was installed to it."""
-    return not around.is_closed(prefix) and _is_installation(prefix)
+    return not around.is_closed(prefix) and (
+        (prefix / "pyvenv.cfg").is_file()
+        or (prefix / "lib" / "rustlib").is_dir()
+        or any((folder / "os.py").is_file() for folder in prefix.glob("lib/python3*"))
+    )
 
 
 def is_in_any(path: Path, folders: Iterable[str]) -> bool:
     """Whether a path is one of some folders, or is in one."""
     return any(path.is_relative_to(folder) for folder in folders)
-
-
-def _is_installation(prefix: Path) -> bool:
-    if (prefix / "pyvenv.cfg").is_file() or (prefix / "lib" / "rustlib").is_dir():
-        return True
-    return any((folder / "os.py").is_file() for folder in prefix.glob("lib/python3*"))
 
 
 _MODULES = "node_modules"

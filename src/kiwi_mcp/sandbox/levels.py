@@ -17,7 +17,6 @@ from kiwi_mcp.domain.json import JsonObject, as_object
 
 FOLDER = data.FOLDER / "isolation"
 """Where the data on isolation are."""
-_UNKNOWN = "unknown"
 
 
 class LevelRequirements(Struct, frozen=True):
@@ -26,11 +25,6 @@ class LevelRequirements(Struct, frozen=True):
     requires: frozenset[str]
     prefers: frozenset[str] = frozenset()
     denies: frozenset[str] = frozenset()
-
-    @property
-    def denied_calls(self) -> tuple[str, ...]:
-        """The system calls that are refused at this level besides those that always are."""
-        return ("memfd_create",) if "memfd" in self.denies else ()
 
 
 class BackendProperties(Struct, frozen=True):
@@ -76,7 +70,7 @@ def offers() -> Mapping[str, BackendProperties]:
 def floor(origin: str) -> Level:
     """Return the least strict level that code of an origin may have."""
     floors = _levels().floors
-    return floors.get(origin, floors[_UNKNOWN])
+    return floors.get(origin, floors["unknown"])
 
 
 def meaning(prop: str) -> str:
@@ -136,10 +130,6 @@ class BaseFileSystem(Struct, frozen=True):
         """Whether what has this name stays as it is also below the top of a writable folder."""
         plain = folded(name)
         return plain in self.protected_below or plain.startswith(self.protected_prefixes)
-
-    def may_be_link(self, name: str) -> bool:
-        """Whether a protected name at the top of a writable folder may be a link."""
-        return folded(name) in self.may_be_links
 
 
 def folded(name: str) -> str:

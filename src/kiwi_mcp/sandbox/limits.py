@@ -283,8 +283,12 @@ def _set(folder: Path, word: str, value: str) -> None:
 def find_groups(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> CgroupParent | None:
     """Return where this user can make groups that bound memory, processors and processes; None where it is nowhere."""
     places = _places(own)
-    folders = {controller: _older(root, controller, places) for controller in CONTROLLERS}
-    if found := {controller: folder for controller, folder in folders.items() if folder is not None}:
+    found: dict[str, Path] = {}
+    for controller in CONTROLLERS:
+        folder = root / controller / places.get(controller, "/").lstrip("/")
+        if controller in places and (folder / "cgroup.procs").exists() and os.access(folder, os.W_OK):
+            found[controller] = folder
+    if found:
         return CgroupParent(found, is_unified=False) if len(found) == len(CONTROLLERS) else None
     unified = _newer(root, places.get("", "/"))
     return CgroupParent(dict.fromkeys(CONTROLLERS, unified), is_unified=True) if unified is not None else None
@@ -318,12 +322,6 @@ def _places(own: Path) -> Mapping[str, str]:
         return {}
     rows = (line.split(":", 2) for line in lines if line.count(":") > 1)
     return {controller: path for _, controllers, path in rows for controller in controllers.split(",")}
-
-
-def _older(root: Path, controller: str, places: Mapping[str, str]) -> Path | None:
-    folder = root / controller / places.get(controller, "/").lstrip("/")
-    is_one = (folder / "cgroup.procs").exists() and controller in places
-    return folder if is_one and os.access(folder, os.W_OK) else None
 
 
 def _newer(root: Path, place: str) -> Path | None:

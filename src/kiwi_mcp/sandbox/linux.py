@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from platform import machine
@@ -35,16 +35,10 @@ def open_beneath(folder: int, path: str, flags: int) -> int:
     return _checked(_libc.syscall(_OPENAT2, folder, _text(os.fsencode(path)), how, ctypes.c_size_t(24)), path)
 
 
-def copy_mount(descriptor: int) -> int:
-    """Return a copy of the mounts below an open path, attached nowhere."""
-    flags = _AT_EMPTY_PATH | _AT_RECURSIVE | _OPEN_TREE_CLONE | os.O_CLOEXEC
-    return _checked(_libc.syscall(_OPEN_TREE, descriptor, _EMPTY, ctypes.c_uint(flags)))
-
-
-def copy_mount_at(path: str) -> int:
-    """Return a copy of the mounts at and below a path, attached nowhere."""
-    flags = _AT_RECURSIVE | _OPEN_TREE_CLONE | os.O_CLOEXEC
-    return _checked(_libc.syscall(_OPEN_TREE, _AT_FDCWD, _text(os.fsencode(path)), ctypes.c_uint(flags)), path)
+def copy_mount(descriptor: int = _AT_FDCWD, path: str = "") -> int:
+    """Return a copy of the mounts at and below an open path, or one by its name, attached nowhere."""
+    flags = _AT_RECURSIVE | _OPEN_TREE_CLONE | os.O_CLOEXEC | (0 if path else _AT_EMPTY_PATH)
+    return _checked(_libc.syscall(_OPEN_TREE, descriptor, _text(os.fsencode(path)), ctypes.c_uint(flags)), path)
 
 
 def attach_mount(mount: int, path: str) -> None:
@@ -132,27 +126,24 @@ def is_there() -> bool:
 
 def start_restricted(writable: Sequence[int] | None, spawn: Callable[[], T], /) -> T:
     """Start a process that gains no rights, and changes only the open paths in `writable` where that is not None."""
+
+    def restricted() -> T:
+        _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+        if writable is not None:
+            handled = ctypes.create_string_buffer(pack("=Q", _TO_A_FOLDER))
+            rules = _checked(_libc.syscall(_CREATE_RULESET, handled, ctypes.c_size_t(8), ctypes.c_uint(0)))
+            try:
+                for descriptor in writable:
+                    rights = _TO_A_FOLDER if S_ISDIR(os.fstat(descriptor).st_mode) else _TO_A_FILE
+                    rule = ctypes.create_string_buffer(pack("=Qi", rights, descriptor))
+                    _checked(_libc.syscall(_ADD_RULE, rules, _PATH_BENEATH, rule, ctypes.c_uint(0)))
+                _checked(_libc.syscall(_RESTRICT_SELF, rules, ctypes.c_uint(0)))
+            finally:
+                os.close(rules)
+        return spawn()
+
     with ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(_restricted, writable, spawn).result()
-
-
-def _restricted(writable: Sequence[int] | None, spawn: Callable[[], T]) -> T:
-    _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-    if writable is not None:
-        _restrict_thread({descriptor: _rights(descriptor) for descriptor in writable})
-    return spawn()
-
-
-def _restrict_thread(allowed: Mapping[int, int]) -> None:
-    handled = ctypes.create_string_buffer(pack("=Q", _TO_A_FOLDER))
-    rules = _checked(_libc.syscall(_CREATE_RULESET, handled, ctypes.c_size_t(8), ctypes.c_uint(0)))
-    try:
-        for descriptor, rights in allowed.items():
-            rule = ctypes.create_string_buffer(pack("=Qi", rights, descriptor))
-            _checked(_libc.syscall(_ADD_RULE, rules, _PATH_BENEATH, rule, ctypes.c_uint(0)))
-        _checked(_libc.syscall(_RESTRICT_SELF, rules, ctypes.c_uint(0)))
-    finally:
-        os.close(rules)
+        return thread.submit(restricted).result()
 
 
 def open_common(keep: ExitStack) -> Iterator[int]:
@@ -162,10 +153,6 @@ def open_common(keep: ExitStack) -> Iterator[int]:
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
             keep.callback(os.close, descriptor)
             yield descriptor
-
-
-def _rights(descriptor: int) -> int:
-    return _TO_A_FOLDER if S_ISDIR(os.fstat(descriptor).st_mode) else _TO_A_FILE
 
 
 def _checked(answer: int, path: str = "") -> int:

@@ -22,7 +22,7 @@ from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.domain.process import PROXY, Handover
 from kiwi_mcp.sandbox.backend import ungrantable
 from kiwi_mcp.sandbox.command_files import ProgramFolders, known_program
-from kiwi_mcp.sandbox.levels import HOME, TMP, BaseFileSystem, base_profile, demands
+from kiwi_mcp.sandbox.levels import HOME, TMP, BaseFileSystem, base_profile, demands, folded
 from kiwi_mcp.sandbox.linux import open_beneath
 
 _ITS_OWN = ("/", "/dev", "/etc", "/proc", "/run", "/sys", "/tmp")  # noqa: S108 - names of places, nothing is written
@@ -33,6 +33,15 @@ _NEVER = ("/dev/", "/proc/", "/sys/")
 _TICK = 20_000_000
 """Longer than the clock of a file system takes from tick to tick, in nanoseconds."""
 _NAME_IT = "Name a folder or a file of your own by its real path, without links on the way."
+
+
+_REASONS = {
+    errno.ELOOP: "there is a link on the way",
+    errno.ENOENT: "there is nothing of that name",
+    errno.ENOTDIR: "there is nothing of that name",
+    errno.EACCES: "this user may not go there",
+    errno.ENOSYS: "this kernel cannot open paths without following links; it must be Linux 5.6 or newer",
+}
 
 
 class OpenedGrant(Struct, frozen=True):
@@ -74,7 +83,8 @@ def _open_grant(path: str, keep: ExitStack, *, is_writable: bool, is_shown: bool
     try:
         descriptor = open_beneath(root, path[1:], os.O_PATH)
     except OSError as fault:
-        raise ungrantable(path, _reason(fault), _NAME_IT) from fault
+        reason = _REASONS.get(fault.errno or 0) or fault.strerror or "it cannot be opened"
+        raise ungrantable(path, reason, _NAME_IT) from fault
     finally:
         os.close(root)
     keep.callback(os.close, descriptor)
@@ -82,20 +92,6 @@ def _open_grant(path: str, keep: ExitStack, *, is_writable: bool, is_shown: bool
     if not S_ISDIR(state.st_mode) and not S_ISREG(state.st_mode):
         raise ungrantable(path, "it is neither a folder nor a regular file", _NAME_IT)
     return OpenedGrant(path, descriptor, is_writable, S_ISDIR(state.st_mode), state.st_uid, is_shown)
-
-
-def _reason(fault: OSError) -> str:
-    match fault.errno:
-        case errno.ELOOP:
-            return "there is a link on the way"
-        case errno.ENOENT | errno.ENOTDIR:
-            return "there is nothing of that name"
-        case errno.EACCES:
-            return "this user may not go there"
-        case errno.ENOSYS:
-            return "this kernel cannot open paths without following links; it must be Linux 5.6 or newer"
-        case _:
-            return fault.strerror or "it cannot be opened"
 
 
 def protected_grants(
@@ -153,7 +149,7 @@ def _protected_in(top: OpenedGrant, base: BaseFileSystem, keep: ExitStack) -> It
         mode = os.fstat(descriptor).st_mode
         if S_ISDIR(mode) or S_ISREG(mode) or S_ISSOCK(mode):
             yield _read_only(path, descriptor)
-        elif S_ISLNK(mode) and base.may_be_link(name):
+        elif S_ISLNK(mode) and folded(name) in base.may_be_links:
             # Nothing can be mounted on a link itself: what it leads to is protected, and a changed link is put back.
             target = os.path.realpath(path)
             if target.startswith(f"{top.path}/"):
@@ -417,40 +413,24 @@ def make_placeholders(folder: int, names: Sequence[str], keep: ExitStack) -> boo
         return False
     keep.callback(_release, locked, names)
     there = frozenset(os.listdir(locked))  # noqa: PTH208 - by descriptor
-    _make([name for name in names if name not in there], locked)
-    return True
-
-
-def _make(names: Sequence[str], folder: int) -> None:
-    first = ""
-    for name in names:
+    socket = ""
+    for name in (name for name in names if name not in there):
         # A folder that this user cannot write to keeps the process out by itself.
         with suppress(OSError):
             if name in _FOLDERS:
-                os.mkdir(name, 0o755, dir_fd=folder)
-            elif _is_linked(first, name, folder):
-                continue
+                os.mkdir(name, 0o755, dir_fd=locked)
             else:
-                first = _make_socket(name, folder)
-            os.utime(name, (_TIME, _TIME), dir_fd=folder, follow_symlinks=False)
-
-
-def _is_linked(first: str, name: str, folder: int) -> bool:
-    """Link a socket to another name, and return whether that worked: creating a new one is many times slower."""
-    with suppress(OSError):
-        os.link(first, name, src_dir_fd=folder, dst_dir_fd=folder)
-        return True
-    return False
-
-
-def _make_socket(name: str, folder: int) -> str:
-    """Make a socket, and return its name if it can have others; where there are no sockets, an empty file does."""
-    try:
-        os.mknod(name, S_IFSOCK | 0o444, dir_fd=folder)
-    except PermissionError:
-        os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444, dir_fd=folder))
-        return ""
-    return name
+                with suppress(OSError):  # to make another socket is many times slower than to link one
+                    os.link(socket, name, src_dir_fd=locked, dst_dir_fd=locked)
+                    continue
+                try:
+                    os.mknod(name, S_IFSOCK | 0o444, dir_fd=locked)
+                    socket = name
+                except PermissionError:  # where there are no sockets, an empty file does
+                    os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444, dir_fd=locked))
+                    socket = ""
+            os.utime(name, (_TIME, _TIME), dir_fd=locked, follow_symlinks=False)
+    return True
 
 
 def _is_shared(locked: int) -> bool:

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
@@ -190,7 +190,8 @@ class NameWatch:
             self._news += Findings(moved=tuple(_move(new, self._place)))
         for path, entry in self._before.items():
             if entry.is_top and entry.identity is not None and entry.identity[2]:
-                _restore(path, entry.identity[2])
+                with suppress(OSError):  # the link is still there
+                    Path(path).symlink_to(entry.identity[2])
 
     def _found(self) -> Mapping[str, _Entry]:
         began = monotonic()
@@ -255,7 +256,13 @@ def _appeared(before: Mapping[str, _Entry], after: Mapping[str, _Entry]) -> Iter
 
 def _move(paths: Sequence[str], place: Path) -> Iterator[Moved]:
     """Move paths into a new folder, each under a number of its own, so that nothing is ever overwritten."""
-    folder = _new_folder(place)
+    made = place / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{token_hex(4)}"
+    folder: Path | None = made
+    try:
+        made.mkdir(mode=0o700, parents=True)
+        place.chmod(0o700)
+    except OSError:
+        folder = None
     numbered = [(f"{number}", path) for number, path in enumerate(paths, start=1)]
     if folder is not None:
         origins = {f"{number}/{_shown(Path(path).name)}": _shown(path) for number, path in numbered}
@@ -270,16 +277,6 @@ def _move(paths: Sequence[str], place: Path) -> Iterator[Moved]:
             yield Moved(path, "")
 
 
-def _new_folder(place: Path) -> Path | None:
-    folder = place / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{token_hex(4)}"
-    try:
-        folder.mkdir(mode=0o700, parents=True)
-        place.chmod(0o700)
-    except OSError:
-        return None
-    return folder
-
-
 def _moved(path: str, target: Path | None) -> str:
     """Move one path, and return where it is now; where it cannot leave its folder, it gets a harmless name there.
 
@@ -291,42 +288,27 @@ def _moved(path: str, target: Path | None) -> str:
         parent = open_beneath(root, around[1:], os.O_PATH | os.O_DIRECTORY)
     finally:
         os.close(root)
-    try:
-        harmless = f"{name.lstrip('.')}.quarantined-{token_hex(4)}"
-        with _changeable(parent, name):
-            if target is not None and _renamed(name, parent, target):
-                return str(target / name)
-            # The quarantine is on another file system, or cannot be written to.
-            os.rename(name, harmless, src_dir_fd=parent, dst_dir_fd=parent)
-            is_copied = target is not None and _copied(Path(f"/proc/self/fd/{parent}/{harmless}"), target / name)
-        return str(target / name) if target is not None and is_copied else f"{around}/{harmless}"
-    finally:
-        os.close(parent)
-
-
-def _renamed(name: str, parent: int, target: Path) -> bool:
-    with suppress(OSError):
-        target.mkdir(mode=0o700)
-        os.rename(name, target / name, src_dir_fd=parent)
-        return True
-    return False
-
-
-@contextmanager
-def _changeable(folder: int, name: str) -> Iterator[None]:
-    """Let the owner change a folder and what has a name in it while the block lasts.
-
-    A process can take that right away, and what cannot be changed cannot be moved. Links are left alone.
-    """
     with ExitStack() as keep:
-        _allow(folder, keep)
-        opened = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        keep.callback(os.close, parent)
+        harmless = f"{name.lstrip('.')}.quarantined-{token_hex(4)}"
+        # A process can take the right to change away, and what cannot be changed cannot be moved.
+        _allow(parent, keep)
+        opened = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         keep.callback(os.close, opened)
         _allow(opened, keep)
-        yield
+        if target is not None:
+            with suppress(OSError):
+                target.mkdir(mode=0o700)
+                os.rename(name, target / name, src_dir_fd=parent)
+                return str(target / name)
+        # The quarantine is on another file system, or cannot be written to.
+        os.rename(name, harmless, src_dir_fd=parent, dst_dir_fd=parent)
+        is_copied = target is not None and _copied(Path(f"/proc/self/fd/{parent}/{harmless}"), target / name)
+    return str(target / name) if target is not None and is_copied else f"{around}/{harmless}"
 
 
 def _allow(descriptor: int, keep: ExitStack) -> None:
+    """Let the owner change what is open until `keep` ends, if it is a folder. Links are left alone."""
     mode, itself = os.fstat(descriptor).st_mode, Path(f"/proc/self/fd/{descriptor}")
     if S_ISDIR(mode) and mode & S_IRWXU != S_IRWXU:
         with suppress(OSError):
@@ -346,12 +328,6 @@ def _copied(source: Path, target: Path) -> bool:
     except (OSError, shutil.Error):
         return False
     return True
-
-
-def _restore(path: str, target: str) -> None:
-    """Put a link back that is gone."""
-    with suppress(OSError):  # it is still there
-        Path(path).symlink_to(target)
 
 
 def _listing(paths: Iterable[str]) -> str:

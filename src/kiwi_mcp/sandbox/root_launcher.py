@@ -26,7 +26,6 @@ from kiwi_mcp.sandbox.linux import (
     as_user,
     attach_mount,
     copy_mount,
-    copy_mount_at,
     detach_mount,
     leave_mounts,
     leave_network,
@@ -58,13 +57,24 @@ _DEVICE_LINKS = {
 }
 
 
-def settle(profile: BaseFileSystem) -> None:
-    """Give the calling thread its own mount table permanently, with the base file system of every sandbox in it."""
+def settle(profile: BaseFileSystem, group: Cgroup | None) -> None:
+    """Give the calling thread its own mount table permanently, with the base file system of every sandbox in it.
+
+    It joins the group if there is one, and has an empty network.
+    """
+    if group is not None:
+        group.join()
+    leave_network()
     leave_mounts()
     mount_memory(PLACE, size=_ROOM)
     with _open_to_all():
         for path in profile.readable:
-            _place(path)
+            if Path(path).is_dir():
+                _make_folder(f"{ROOT}{path}")
+                _mount(path, is_device=False)
+            else:
+                with Path(path).open("rb") as file:
+                    _make_file(f"{ROOT}{path}", file.read(_LARGEST))
         for path, target in profile.links.items():
             Path(f"{ROOT}{path}").symlink_to(target)
         for path, content in profile.files.items():
@@ -81,7 +91,14 @@ def _make_devices() -> None:
     for folder in ("pts", "shm"):
         _make_folder(f"{ROOT}/dev/{folder}")
     for name in _DEVICES:
-        _make_device(name)
+        path = f"/dev/{name}"
+        try:
+            os.mknod(f"{ROOT}{path}", S_IFCHR | 0o666, Path(path).stat().st_rdev)
+        except OSError:  # a container may not create nodes: the machine's own is used
+            _make_file(f"{ROOT}{path}")
+            _mount(path, is_device=True)
+        else:
+            Path(f"{ROOT}{path}").chmod(0o666)
     for name, target in _DEVICE_LINKS.items():
         Path(ROOT, "dev", name).symlink_to(target)
     mount_terminals(f"{ROOT}/dev/pts")
@@ -119,30 +136,8 @@ def clear(made: Sequence[str]) -> None:
         remove(Path(path))
 
 
-def _place(path: str) -> None:
-    """Add a path of the machine to the new root, read-only: a folder as a mount, a file as a copy."""
-    if Path(path).is_dir():
-        _make_folder(f"{ROOT}{path}")
-        _mount(path, is_device=False)
-    else:
-        with Path(path).open("rb") as file:
-            _make_file(f"{ROOT}{path}", file.read(_LARGEST))
-
-
-def _make_device(name: str) -> None:
-    """Add a device to the new root: a new node, or the machine's own if a container may not create nodes."""
-    path = f"/dev/{name}"
-    try:
-        os.mknod(f"{ROOT}{path}", S_IFCHR | 0o666, Path(path).stat().st_rdev)
-    except OSError:
-        _make_file(f"{ROOT}{path}")
-        _mount(path, is_device=True)
-    else:
-        Path(f"{ROOT}{path}").chmod(0o666)
-
-
 def _mount(path: str, *, is_device: bool) -> None:
-    mount = copy_mount_at(path)
+    mount = copy_mount(path=path)
     try:
         set_attributes(mount, NOSUID if is_device else RDONLY | NOSUID | NODEV)
         attach_mount(mount, f"{ROOT}{path}")
@@ -244,7 +239,7 @@ class RootLauncher:
         # Only the older interface has groups of threads; elsewhere each run has a group of its own.
         self.group = groups.make() if groups is not None and not groups.is_unified else None
         try:
-            self._thread.do(partial(_settle, profile, self.group))
+            self._thread.do(partial(settle, profile, self.group))
         except OSError:
             self.end()
             raise
@@ -279,7 +274,12 @@ class RootLauncher:
 
     def start_as(self, user: int, limits: ResourceLimits, spawn: Callable[[], T], /) -> T:
         """Start a process here as a user, and under limits of its own."""
-        return self._thread.do(partial(self._started, partial(_started_as, user, limits, spawn)))
+
+        def started() -> T:
+            with as_user(user):
+                return start_limited(limits, spawn)
+
+        return self.start(started)
 
     def _started(self, spawn: Callable[[], T]) -> T:
         if self._made is None:
@@ -353,18 +353,6 @@ def _taken(groups: CgroupParent | None) -> RootLauncher:
                 _idle.remove(cell)
                 return cell
     return RootLauncher(profile, groups, key)
-
-
-def _settle(profile: BaseFileSystem, group: Cgroup | None) -> None:
-    if group is not None:
-        group.join()
-    leave_network()
-    settle(profile)
-
-
-def _started_as(user: int, limits: ResourceLimits, spawn: Callable[[], T]) -> T:
-    with as_user(user):
-        return start_limited(limits, spawn)
 
 
 @atexit.register

@@ -14,23 +14,16 @@ LAST_KNOWN = 462
 """The newest call that was looked at; what the kernel has learned since is absent inside a sandbox."""
 
 # Name, number on x86_64, number on aarch64.
-_NUMBERS = """
+_DENIED = """
 acct 163 89
 add_key 248 217
 adjtimex 159 171
 bpf 321 280
-chmod 90 -
 chroot 161 51
 clock_adjtime 305 266
 clock_settime 227 112
-clone 56 220
-clone3 435 435
-creat 85 -
 delete_module 176 106
 fanotify_init 300 262
-fchmod 91 52
-fchmodat 268 53
-fchmodat2 452 452
 finit_module 313 273
 fsconfig 431 431
 fsmount 432 432
@@ -40,7 +33,6 @@ init_module 175 105
 io_uring_enter 426 426
 io_uring_register 427 427
 io_uring_setup 425 425
-ioctl 16 29
 ioperm 173 -
 iopl 172 -
 kcmp 312 272
@@ -49,11 +41,8 @@ kexec_load 246 104
 keyctl 250 219
 listmount 458 458
 lookup_dcookie 212 18
-memfd_create 319 279
 memfd_secret 447 447
 migrate_pages 256 238
-mknod 133 -
-mknodat 259 33
 modify_ldt 154 -
 mount 165 40
 mount_setattr 442 442
@@ -61,11 +50,8 @@ move_mount 429 429
 move_pages 279 239
 name_to_handle_at 303 264
 nfsservctl 180 42
-open 2 -
 open_by_handle_at 304 265
 open_tree 428 428
-openat 257 56
-openat2 437 437
 perf_event_open 298 241
 pidfd_getfd 438 438
 pivot_root 155 41
@@ -78,13 +64,9 @@ quotactl_fd 443 443
 reboot 169 142
 request_key 249 218
 setdomainname 171 162
-sched_setaffinity 203 122
 sethostname 170 161
 setns 308 268
 settimeofday 164 170
-shmget 29 194
-socket 41 198
-socketpair 53 199
 statmount 457 457
 swapoff 168 225
 swapon 167 224
@@ -98,18 +80,28 @@ userfaultfd 323 282
 ustat 136 -
 vhangup 153 58
 """
+_JUDGED = """
+chmod 90 -
+clone 56 220
+clone3 435 435
+creat 85 -
+fchmod 91 52
+fchmodat 268 53
+fchmodat2 452 452
+ioctl 16 29
+memfd_create 319 279
+mknod 133 -
+mknodat 259 33
+open 2 -
+openat 257 56
+openat2 437 437
+sched_setaffinity 203 122
+shmget 29 194
+socket 41 198
+socketpair 53 199
+"""
 
-DENIED = (
-    *("acct", "add_key", "adjtimex", "bpf", "chroot", "clock_adjtime", "clock_settime", "delete_module"),
-    *("fanotify_init", "finit_module", "fsconfig", "fsmount", "fsopen", "fspick", "init_module", "io_uring_enter"),
-    *("io_uring_register", "io_uring_setup", "ioperm", "iopl", "kcmp", "kexec_file_load", "kexec_load", "keyctl"),
-    *("listmount", "lookup_dcookie", "memfd_secret", "migrate_pages", "modify_ldt", "mount", "mount_setattr"),
-    *("move_mount", "move_pages", "name_to_handle_at", "nfsservctl", "open_by_handle_at", "open_tree"),
-    *("perf_event_open", "pidfd_getfd", "pivot_root", "process_madvise", "process_vm_readv", "process_vm_writev"),
-    *("ptrace", "quotactl", "quotactl_fd", "reboot", "request_key", "setdomainname", "sethostname", "setns"),
-    *("settimeofday", "statmount", "swapoff", "swapon", "sysctl", "sysfs", "syslog", "umount2", "unshare", "uselib"),
-    *("userfaultfd", "ustat", "vhangup"),
-)
+DENIED = tuple(line.split()[0] for line in _DENIED.split("\n") if line)
 """Calls that no tool needs: they reach other processes, the mount table, the clock, keys or the kernel itself."""
 
 ABSENT = ("clone3", "openat2")
@@ -138,7 +130,7 @@ def machine(name: str) -> Machine | None:
 
 
 def _column(index: int) -> Mapping[str, int]:
-    rows = (line.split() for line in _NUMBERS.split("\n") if line)
+    rows = (line.split() for line in (_DENIED + _JUDGED).split("\n") if line)
     return {row[0]: int(row[index]) for row in rows if row[index] != "-"}
 
 
@@ -233,9 +225,9 @@ def _by_arguments(families: tuple[int, ...]) -> Mapping[str, Iterable[_Instructi
     """Return how calls are judged by their arguments; every path through a block ends in an answer."""
     return {
         "clone": _unless_any_bit(0, NAMESPACES),
-        "ioctl": _unless_equal(1, TYPES_INTO_TERMINAL),
-        "socket": _only(0, families),
-        "socketpair": _only(0, (AF_UNIX,)),
+        "ioctl": _compared(1, TYPES_INTO_TERMINAL, equal=_DENY, other=_ALLOW),
+        "socket": _compared(0, families, equal=_ALLOW, other=_ERROR | EAFNOSUPPORT),
+        "socketpair": _compared(0, (AF_UNIX,), equal=_ALLOW, other=_ERROR | EAFNOSUPPORT),
         # A setuid file would give the rights of its owner to any user who runs it outside of the sandbox.
         **{name: _unless_any_bit(mode, SETS_ID) for name, mode in MODES.items()},
         **{name: _unless_both(flags, MAKES_FILE, flags + 1, SETS_ID) for name, flags in OPENS.items()},
@@ -256,20 +248,12 @@ def _unless_both(first: int, first_bits: int, second: int, second_bits: int) -> 
     yield from _unless_any_bit(second, second_bits)
 
 
-def _unless_equal(argument: int, values: Sequence[int]) -> Iterator[_Instruction]:
+def _compared(argument: int, values: Sequence[int], *, equal: int, other: int) -> Iterator[_Instruction]:
     yield _argument(argument)
     for place, value in enumerate(values):
         yield _IF_EQUAL, len(values) - place, 0, value
-    yield _RETURN, 0, 0, _ALLOW
-    yield _RETURN, 0, 0, _DENY
-
-
-def _only(argument: int, values: Sequence[int]) -> Iterator[_Instruction]:
-    yield _argument(argument)
-    for place, value in enumerate(values):
-        yield _IF_EQUAL, len(values) - place, 0, value
-    yield _RETURN, 0, 0, _ERROR | EAFNOSUPPORT
-    yield _RETURN, 0, 0, _ALLOW
+    yield _RETURN, 0, 0, other
+    yield _RETURN, 0, 0, equal
 
 
 def _argument(index: int) -> _Instruction:

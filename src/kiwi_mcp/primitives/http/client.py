@@ -249,25 +249,6 @@ _TOO_BIG = 1009
 _ALSO_OURS = frozenset({"accept", "accept-encoding", "content-type", "user-agent"})
 
 
-async def messages(spec: HttpSpec, request: WireRequest, through: Network) -> AsyncGenerator[str | bytes, None]:
-    """Yield the messages of a WebSocket, up to `max_events`, within the limits of time and size."""
-    end, size = monotonic() + spec.timeout, 0
-    async with AsyncExitStack() as stack:
-        async with asyncio.timeout(spec.timeout):
-            connection = await _opened(spec, request, through)
-            stack.push_async_callback(connection.close)
-            if spec.has_body:
-                await connection.send(request.body.decode())
-        for _ in range(spec.max_events):
-            async with asyncio.timeout(min(IDLE, end - monotonic())):
-                message = await _received(connection, request)
-            if message is None:
-                return
-            if (size := size + len(message)) > spec.max_bytes:
-                raise TooLarge(f"The stream of {request.authority}", size=None, limit=spec.max_bytes)
-            yield message
-
-
 class Channel:
     """A WebSocket on which both sides speak whenever they like."""
 
@@ -440,10 +421,22 @@ async def websocket(
     redactor = Redactor(secrets)
     request = prepare(spec, secrets, schemes=("ws", "wss"))
     with limited(spec, request, redactor):
-        async with aclosing(messages(spec, request, through)) as found:
-            row = (ledger or TrafficLog()).note(request.host, request.port, "allowed")
-            row.bytes_out += len(request.body)
-            async for message in found:
+        row = (ledger or TrafficLog()).note(request.host, request.port, "allowed")
+        row.bytes_out += len(request.body)
+        end, size = monotonic() + spec.timeout, 0
+        async with AsyncExitStack() as stack:
+            async with asyncio.timeout(spec.timeout):
+                connection = await _opened(spec, request, through)
+                stack.push_async_callback(connection.close)
+                if spec.has_body:
+                    await connection.send(request.body.decode())
+            for _ in range(spec.max_events):
+                async with asyncio.timeout(min(IDLE, end - monotonic())):
+                    message = await _received(connection, request)
+                if message is None:
+                    return
+                if (size := size + len(message)) > spec.max_bytes:
+                    raise TooLarge(f"The stream of {request.authority}", size=None, limit=spec.max_bytes)
                 row.bytes_in += len(message)
                 yield redactor.text(message) if isinstance(message, str) else redactor.clean(message)
 

@@ -34,10 +34,8 @@ class TrafficRow(Struct):
         shown = asdict(self)
         return shown if self.reason else {name: value for name, value in shown.items() if name != "reason"}
 
-    def since(self, before: TrafficRow | None) -> TrafficRow:
+    def since(self, before: TrafficRow) -> TrafficRow:
         """Return what was added to the row since `before`."""
-        if before is None:
-            return replace(self)
         return replace(
             self,
             count=self.count - before.count,
@@ -98,7 +96,7 @@ class TrafficLog:
     def news(self) -> JsonObject:
         """Return the traffic since the last call, so that every byte is reported once; empty if there is none."""
         rows = {**self._rows, _OTHERS: self._others}
-        fresh = {key: row.since(self._told.get(key)) for key, row in rows.items()}
+        fresh = {key: row.since(self._told.get(key) or TrafficRow(*key)) for key, row in rows.items()}
         self._told = {key: replace(row) for key, row in rows.items()}
         response = TrafficLog()
         response.fault, response._others = self.fault, fresh.pop(_OTHERS)

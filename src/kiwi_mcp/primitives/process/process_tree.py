@@ -125,26 +125,19 @@ class ProcessTree(Struct, frozen=True):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(first, signal.SIGKILL)
             return [] if _ends_at_once(first) else [first]
-        members = self._living()
+        members: list[int] = []
+        for _ in range(_ROUNDS):
+            found = [pid for pid in _children() if pid != self.leader and self._is_member(pid)]
+            # One that has ended is waited for: the first process of a sandbox ends a moment after its launcher.
+            members = [pid for pid in found if not _has_ended(pid)]
+            if len(members) == len(found):  # otherwise the children of those that ended may have come since
+                break
         for pid in members:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         return members
-
-    def _living(self) -> list[int]:
-        """Return the members that have not ended, after those that have were waited for.
-
-        The first process of a sandbox ends a moment after its launcher, and has nothing left to be ended.
-        """
-        living: list[int] = []
-        for _ in range(_ROUNDS):
-            members = [pid for pid in _children() if pid != self.leader and self._is_member(pid)]
-            living = [pid for pid in members if not _has_ended(pid)]
-            if len(living) == len(members):  # otherwise the children of those that ended may have come since
-                break
-        return living
 
     def _is_member(self, pid: int) -> bool:
         with suppress(ProcessLookupError):

@@ -118,8 +118,9 @@ def has_keyring() -> bool:
     return False
 
 
+@lru_cache(maxsize=4)
 def fetch(account: str) -> bytes:
-    """Return the key that is kept under a name; without it nothing can be opened."""
+    """Return the key that a keyring keeps under a name; it may have to be unlocked, so it is asked once."""
     kept = _asked(lambda ring: ring.get_password(SERVICE, account))
     if kept is None:
         raise StoreUnavailable(
@@ -286,7 +287,7 @@ def vault_key(state: Path) -> Callable[[], bytes]:
     """Return the way to the key of the store in a folder of state; it is made when it is first needed."""
 
     def key() -> bytes:
-        return file_key(state / KEY_NAME)() if sealed_by(state) == "file" else _from_keyring(_account(state))
+        return file_key(state / KEY_NAME)() if sealed_by(state) == "file" else fetch(_account(state))
 
     return key
 
@@ -324,12 +325,6 @@ def move_key(state: Path, seal: Seal, check: Callable[[bytes], None]) -> None:
 
 def _account(state: Path) -> str:
     return (state / ACCOUNT_NAME).read_text(encoding="ascii").strip()
-
-
-@lru_cache(maxsize=4)
-def _from_keyring(account: str) -> bytes:
-    """Return the key that a keyring keeps; it may have to be unlocked, so it is asked once."""
-    return fetch(account)
 
 
 def _from_passphrase(state: Path) -> bytes:
