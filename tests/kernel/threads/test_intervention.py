@@ -22,7 +22,7 @@ from kiwi_mcp.domain.threads import NewEvent, ThreadEvent, ThreadObserver
 from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.kernel.threads import runner as runner_module
 from kiwi_mcp.kernel.threads.runner import ThreadRunner
-from kiwi_mcp.kernel.threads.steps import Step
+from kiwi_mcp.kernel.threads.work import Step
 from kiwi_mcp.store.threads import ThreadFilter, Threads
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("loopback")]

@@ -10,40 +10,28 @@ import base64
 import binascii
 import re
 import zlib
-from hashlib import sha256
 
 from msgspec import to_builtins
-from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import Call
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, LeaseLost, NotFound, PolicyDenied, ToolNotFound
-from kiwi_mcp.domain.grants import LEFT_TO_OTHERS, Deny, Grant, Rules
+from kiwi_mcp.domain.grants import Deny
 from kiwi_mcp.domain.json import Json, JsonObject, as_text, compact
 from kiwi_mcp.domain.messages import TextPart, ToolCallPart
-from kiwi_mcp.domain.threads import NewEvent, Thread, ThreadChanges, ThreadLimits
-from kiwi_mcp.domain.times import now_ms
+from kiwi_mcp.domain.threads import NewEvent, ThreadChanges
 from kiwi_mcp.drivers.code.process import ProgramAnswer, open_program
 from kiwi_mcp.kernel.context import Context
 from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.kernel.pipeline import callable_chain
-from kiwi_mcp.kernel.threads.limits import at_limit
+from kiwi_mcp.kernel.threads.hooks import at_limit
 from kiwi_mcp.kernel.threads.results import value_of
 from kiwi_mcp.kernel.threads.start import (
+    CODE,
     CodeProgram,
-    StartRequest,
-    delegates_of,
-    starter_name,
-    starter_rights,
-    within_parent,
 )
-from kiwi_mcp.kernel.threads.state import PromptStart
-from kiwi_mcp.kernel.threads.steps import NEXT, Step, end
-from kiwi_mcp.kernel.threads.work import ThreadWork
+from kiwi_mcp.kernel.threads.work import NEXT, Step, ThreadWork, end
 from kiwi_mcp.manifest.stubs import identifier, prelude_of, stubs_of
-from kiwi_mcp.store.runs import new_run
 
-CODE = "builtin/kiwi/code"
-_LIMITS = ThreadLimits(turns=200, seconds=600, tool_calls=200)
 _NAMED = re.compile(r"(?<![\w.])tools((?:\.[A-Za-z_]\w*){1,4})", re.ASCII)
 _MOST_ITEMS = 50
 _MOST_PRINTED = 20_000
@@ -55,7 +43,8 @@ _INVALID = "Nothing ran. The program does not fit its tools:\n"
 
 def read_program(code: str, items: list[str], run: str, context: Context) -> CodeProgram:
     """Return a program with the items that it may call: those that are named beside it or in it, and permitted."""
-    found: dict[str, str] = {identifier_path(one): one for one in items}
+    # In programs, `github/create-issue` is `github.create_issue`.
+    found = {".".join(map(identifier, one.partition("@")[0].split("/"))): one for one in items}
     for named in dict.fromkeys(_NAMED.findall(code)):
         path = named[1:].split(".")
         prefixes = [".".join(path[:size]) for size in range(1, len(path) + 1)]
@@ -83,11 +72,6 @@ def read_program(code: str, items: list[str], run: str, context: Context) -> Cod
     return CodeProgram(code, targets, stubs_of(declared), run)
 
 
-def identifier_path(reference: str) -> str:
-    """Return the name that an item has in programs: `github/create-issue` is `github.create_issue`."""
-    return ".".join(identifier(one) for one in reference.partition("@")[0].split("/"))
-
-
 def _looked_up(prefixes: list[str], context: Context) -> dict[str, str]:
     """Return the item that a dotted name in a program means, the longest first; the type check names unknown ones."""
     for name in reversed(prefixes):
@@ -99,40 +83,6 @@ def _looked_up(prefixes: list[str], context: Context) -> dict[str, str]:
                 continue
             return {name: reference}
     return {}
-
-
-def code_thread(request: StartRequest, program: CodeProgram, context: Context) -> tuple[Thread, PromptStart]:
-    """Return the thread of a program: its calls have the rights of the caller, for the items of the program only."""
-    space, parent, now = context.space, request.parent, now_ms()
-    own = Grant(
-        Rules(tuple(program.targets.values())),
-        read=LEFT_TO_OTHERS,
-        write=LEFT_TO_OTHERS,
-        name="the items of the program",
-    )
-    left = parent.limits.tool_calls - parent.usage.tool_calls if parent else _LIMITS.tool_calls
-    thread = Thread(
-        id=new_run(now)[0],
-        kind="thread",
-        item=context.catalog.resolve(CODE).tool.identity,
-        directive=CODE,
-        digest=sha256(program.code.encode()).hexdigest(),
-        starter=starter_name(context),
-        project=str(space.project) if space.project_ai.is_dir() else "",
-        limits=within_parent(replace(_LIMITS, tool_calls=min(_LIMITS.tool_calls, left)), request),
-        created_at=now,
-        parent_id=parent.id if parent else "",
-        rights={
-            "grants": to_builtins((*context.caller.grants, own)),
-            "delegates": to_builtins(delegates_of(parent) if parent else ()),
-            **starter_rights(parent, context),
-            "run": program.run,
-        },
-        inputs=request.inputs,
-        queue=parent.queue if parent else request.queue,
-        priority=parent.priority if parent else request.priority,
-    )
-    return thread, PromptStart(program.stubs, program.code, (), program.targets, "", "", is_program=True)
 
 
 async def next_segment(work: ThreadWork) -> Step:
@@ -151,7 +101,11 @@ async def next_segment(work: ThreadWork) -> Step:
     if answer.calls:
         snapshot = _packed(answer.snapshot)
         if len(snapshot) <= _LARGEST_SNAPSHOT:
-            return await _note_calls(work, answer, snapshot, printed)
+            calls = [ToolCallPart(str(number), name, compact(arguments)) for number, name, arguments in answer.calls]
+            parts = to_builtins([*([TextPart(printed)] if printed else []), *calls])
+            body: JsonObject = {"parts": parts, "stop": "calls", "model": "", "snapshot": snapshot}
+            await work.append(NewEvent("model", body), changes=ThreadChanges(turns=1))
+            return NEXT
         answer = ProgramAnswer(failed="MemoryError: the program holds too much to be stored. Keep only what you need.")
     result: dict[str, Json] = {"printed": printed} if printed else {}
     if answer.invalid:
@@ -180,14 +134,6 @@ async def _run_segment(work: ThreadWork) -> ProgramAnswer:
         request = {**request, "code": start.first, "inputs": work.thread.inputs}
     process = work.program = await work.resources.enter_async_context(open_program(work.catalog.space))
     return await process.ask(request)
-
-
-async def _note_calls(work: ThreadWork, answer: ProgramAnswer, snapshot: str, printed: str) -> Step:
-    calls = [ToolCallPart(str(number), name, compact(arguments)) for number, name, arguments in answer.calls]
-    parts = [*([TextPart(printed)] if printed else []), *calls]
-    body: JsonObject = {"parts": to_builtins(parts), "stop": "calls", "model": "", "snapshot": snapshot}
-    await work.append(NewEvent("model", body), changes=ThreadChanges(turns=1))
-    return NEXT
 
 
 async def _snapshot(work: ThreadWork) -> str:

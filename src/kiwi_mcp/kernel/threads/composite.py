@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 
 from msgspec import to_builtins
 from msgspec.structs import replace
@@ -13,11 +12,9 @@ from kiwi_mcp.domain.messages import ToolCallPart, ToolResultPart
 from kiwi_mcp.domain.threads import NewEvent, WaitReason
 from kiwi_mcp.domain.times import now_ms
 from kiwi_mcp.drivers.composite import AT_ONCE, CompositeProgress, StepFault, step_id
-from kiwi_mcp.kernel.threads.calls import make_call, note_result
+from kiwi_mcp.kernel.threads.calls import STOPPED_BY_OWNER, Stopped, make_call, note_result
 from kiwi_mcp.kernel.threads.results import failed_result
-from kiwi_mcp.kernel.threads.steps import NEXT, Step, complete, end, wait_for
-from kiwi_mcp.kernel.threads.unknown import STOPPED_BY_OWNER, Stopped
-from kiwi_mcp.kernel.threads.work import CONTINUE, STOP, ThreadWork, new_question, store_question
+from kiwi_mcp.kernel.threads.work import CHOICE, NEXT, STOP, Step, ThreadWork, complete, end, new_question, wait_for
 from kiwi_mcp.manifest.composite import CompositeStep
 
 _EXPIRED = "The owner did not answer in time, which is no refusal."
@@ -40,21 +37,17 @@ async def advance_steps(work: ThreadWork, progress: CompositeProgress) -> Step:
         message = progress.failed_message()
         return await end(work, "failed", "error", code="step_failed", message=message, result=partly)
     if progress.is_done:
-        return await _finish(work, progress)
+        try:
+            return await complete(work, {"output": progress.output(), "steps": progress.summary()})
+        except StepFault as fault:
+            partly = {"steps": progress.summary(has_results=True)}
+            return await end(work, "failed", "error", code="output", message=f"`output`: {fault}", result=partly)
     if work.thread.command:
         return NEXT
     if waits:  # a child may run in this process, so it comes first
         reasons = [one for one in waits.values() if one != "stop"]
         return await wait_for(work, "child" if "child" in reasons else reasons[0])
     return await _stop(work, progress, "tool_calls", f"It made {limits.tool_calls} calls, which is its limit.")
-
-
-async def _finish(work: ThreadWork, progress: CompositeProgress) -> Step:
-    try:
-        return await complete(work, {"output": progress.output(), "steps": progress.summary()})
-    except StepFault as fault:
-        partly: JsonObject = {"steps": progress.summary(has_results=True)}
-        return await end(work, "failed", "error", code="output", message=f"`output`: {fault}", result=partly)
 
 
 async def _stop(work: ThreadWork, progress: CompositeProgress, limit: str, message: str) -> Step:
@@ -123,7 +116,7 @@ async def _ask(
     key = work.caller(call).origin.key
     known = await work.stores.question_of(work.thread.id, key)
     if known is None:
-        choices: JsonObject = {"type": "string", "enum": [CONTINUE, STOP]} if step.tool else {"type": "string"}
+        choices: JsonObject = CHOICE if step.tool else {"type": "string"}
         try:
             message = progress.message(step)
         except StepFault as fault:
@@ -132,8 +125,7 @@ async def _ask(
         known = new_question(work.thread, key, "ask", message, step.ask.schema or choices)
         if step.ask.expires is not None:
             known = replace(known, expires_at=known.created_at + round(step.ask.expires * 1_000))
-        body: JsonObject = {"waits_for": "ask", "question_id": known.id, "message": message, "call_id": call.id}
-        await work.append(NewEvent("asked", body), also=partial(store_question, known))
+        await work.ask(known, call_id=call.id)
     if known.status == "open" and known.expires_at > now_ms():
         return "question"
     if known.status != "answered":

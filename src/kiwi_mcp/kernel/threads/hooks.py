@@ -1,6 +1,7 @@
-"""Hooks of a thread: the first that fits a moment runs, and its action decides how the thread continues.
+"""Hooks and limits of a thread, which decide whether and how it continues.
 
-A hook that cannot run, does not end or returns no known action counts as `fail`.
+The first hook that fits a moment runs, and its action is the decision. One that cannot run, does not end or returns no
+known action counts as `fail`.
 """
 
 from __future__ import annotations
@@ -8,14 +9,14 @@ from __future__ import annotations
 import re
 
 from msgspec import to_builtins
+from msgspec.structs import replace
 
-from kiwi_mcp.domain.errors import Conflict, KiwiError, LeaseLost
+from kiwi_mcp.domain.errors import BudgetExceeded, Conflict, KiwiError, LeaseLost
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, text_of
 from kiwi_mcp.domain.plan import REPEATABLE
-from kiwi_mcp.domain.threads import NewEvent
+from kiwi_mcp.domain.threads import NewEvent, ThreadChanges
 from kiwi_mcp.kernel.threads.start import StartRequest, grants_of, narrowed_by, new_thread
-from kiwi_mcp.kernel.threads.steps import Step, end, pause, unless_continued
-from kiwi_mcp.kernel.threads.work import ThreadWork
+from kiwi_mcp.kernel.threads.work import NEXT, Step, ThreadWork, Wait, end, pause, stop_at, unless_continued
 from kiwi_mcp.manifest.expressions import ExpressionFault, at_path
 from kiwi_mcp.manifest.hooks import ACTIONS, Hook, HookAction, HookEvent
 
@@ -28,29 +29,25 @@ async def pass_hooks(work: ThreadWork, *moments: HookEvent, code: str = "", deta
     """Run the hooks of some moments; return None where the thread continues, else how it waits or ends."""
     for moment in moments:
         action = await hook_action(work, moment, moment, code=code, detail=detail)
-        if action and (step := await _obey(work, moment, action)):
-            return step
+        message = f"A hook for `{moment}` decided: {action}."
+        match action:
+            case "fail":
+                reason = work.state.hook_reasons.get(moment) or message
+                return await end(work, "failed", "error", code="hook_failed", message=reason)
+            case "abort":
+                return await end(work, "cancelled", "cancelled", code="hook_aborted", message=message)
+            case "skip" if moment == "before_step":
+                return await end(work, "completed", "stop", message=message)
+            case "escalate":
+                key = f"hook:{moment}:{work.state.model_seq}"
+                text = f"A hook for `{moment}` asks: may the thread continue?"
+                if step := await unless_continued(work, key, "ask", text, limit="hook"):
+                    return step
+            case "suspend":
+                return await pause(work)
+            case _:
+                pass
     return None
-
-
-async def _obey(work: ThreadWork, moment: HookEvent, action: HookAction) -> Step | None:
-    message = f"A hook for `{moment}` decided: {action}."
-    match action:
-        case "fail":
-            reason = work.state.hook_reasons.get(moment) or message
-            return await end(work, "failed", "error", code="hook_failed", message=reason)
-        case "abort":
-            return await end(work, "cancelled", "cancelled", code="hook_aborted", message=message)
-        case "skip" if moment == "before_step":
-            return await end(work, "completed", "stop", message=message)
-        case "escalate":
-            key = f"hook:{moment}:{work.state.model_seq}"
-            text = f"A hook for `{moment}` asks: may the thread continue?"
-            return await unless_continued(work, key, "ask", text, limit="hook")
-        case "suspend":
-            return await pause(work)
-        case _:
-            return None
 
 
 async def hook_action(
@@ -107,13 +104,21 @@ async def _run(work: ThreadWork, hook: Hook, moment: HookEvent, key: str, facts:
         return hook.action, ""
     inputs = {name: _filled(value, facts) for name, value in hook.inputs.items()}
     try:
-        if key in work.state.hooks_under_way:  # a process has died in it
-            _refuse_repeat(work, hook)
+        is_repeated = key in work.state.hooks_under_way and not hook.runs_apart  # a thread continues
+        if (
+            is_repeated and work.catalog.find(hook.item_id).manifest.effect not in REPEATABLE
+        ):  # a process has died in it
+            reason = "It began before, and whether it was done is not known."
+            raise Conflict(reason, suggestion="Declare its `effect`.")
         await work.append(NewEvent("hook_began", {"key": key, "event": moment, "item": hook.item_id}))
         if hook.runs_apart:
             result = await _run_thread(work, hook, f"hook:{key}:{work.state.model_seq}", inputs)
         else:
-            result = await _run_item(work, hook, inputs)
+            request: JsonObject = {"item_id": hook.item_id, "parameters": inputs, "project_path": work.thread.project}
+            answer = await work.services.dispatch("execute", {k: v for k, v in request.items() if v}, work.own_caller())
+            if answer.error is not None:
+                raise answer.error
+            result = answer.content.get("result")
     except LeaseLost:
         raise
     except KiwiError as error:
@@ -123,12 +128,6 @@ async def _run(work: ThreadWork, hook: Hook, moment: HookEvent, key: str, facts:
     if action is None:
         return "fail", f"The hook {hook.item_id!r:.80} returned no known action: {text_of(result)[:200]!r}."
     return action, ""
-
-
-def _refuse_repeat(work: ThreadWork, hook: Hook) -> None:
-    """Refuse to run a tool twice that is not made for it. A thread is not run twice: it continues."""
-    if not hook.runs_apart and work.catalog.find(hook.item_id).manifest.effect not in REPEATABLE:
-        raise Conflict("It began before, and whether it was done is not known.", suggestion="Declare its `effect`.")
 
 
 async def _run_thread(work: ThreadWork, hook: Hook, key: str, inputs: JsonObject) -> Json:
@@ -144,15 +143,6 @@ async def _run_thread(work: ThreadWork, hook: Hook, key: str, inputs: JsonObject
     return ended.result
 
 
-async def _run_item(work: ThreadWork, hook: Hook, inputs: JsonObject) -> Json:
-    """Run a tool with the rights of the thread; return its result."""
-    request: JsonObject = {"item_id": hook.item_id, "parameters": inputs, "project_path": work.thread.project}
-    answer = await work.services.dispatch("execute", {k: v for k, v in request.items() if v}, work.own_caller())
-    if answer.error is not None:
-        raise answer.error
-    return answer.content.get("result")
-
-
 def _filled(value: Json, facts: JsonObject) -> Json:
     """Return an input with facts in place of `{event.code}` and the like; one that is nothing else keeps its type."""
     if not isinstance(value, str):
@@ -160,3 +150,60 @@ def _filled(value: Json, facts: JsonObject) -> Json:
     if whole := _FACT.fullmatch(value):
         return at_path(facts, tuple(whole[1].split(".")))
     return _FACT.sub(lambda found: text_of(at_path(facts, tuple(found[1].split(".")))), value)
+
+
+_FIELDS = {"turns": "turns", "tokens": "tokens", "spend": "spend", "duration": "seconds", "tool_calls": "tool_calls"}
+"""The limits that the owner can raise while a thread runs, and where they are stored."""
+_HARD = ("tokens", "spend")
+"""The limits that a warning does not raise."""
+_BY_ACTION = {"continue": "warn", "retry": "warn", "escalate": "escalate", "suspend": "suspend"}
+_SPENDING = "What may be spent in a day is reached. The owner sets it in policy.yaml, below `spending`."
+
+
+def exceeded(work: ThreadWork) -> str:
+    """Return the first limit that allows no further turn; empty where there is none."""
+    limits, usage = work.thread.limits, work.thread.usage
+    if usage.turns >= limits.turns:
+        return "turns"
+    if usage.tokens >= limits.tokens:
+        return "tokens"
+    if work.seconds() >= limits.seconds:
+        return "duration"
+    return ""
+
+
+async def at_limit(work: ThreadWork, limit: str) -> Step:
+    """Stop, ask the owner or warn: as a hook decides, else as the directive says."""
+    field = _FIELDS.get(limit)
+    if field is None:
+        return await stop_at(work, limit, _SPENDING)
+    most = getattr(work.thread.limits, field)
+    action = await hook_action(work, "limit", f"limit:{limit}", code=f"{limit}_exceeded", current=most, most=most)
+    raised = work.state.raises.get(limit, 0)
+    match _BY_ACTION.get(action, "stop") if action else work.thread.limits.on_exceeded:
+        case "warn" if limit not in _HARD and not raised:
+            return await _raise_limit(work, limit, field)
+        case "escalate":
+            shown = f"{most / 1_000_000:.2f} USD" if limit == "spend" else f"{most:,.0f}"
+            question = f"The thread has reached its limit `{limit}` of {shown}. May it use as much again?"
+            match await work.confirm(f"limit:{limit}:{raised}", "budget", question):
+                case "continue":
+                    return await _raise_limit(work, limit, field)
+                case "asked":
+                    return Wait("budget")
+        case "suspend":
+            return await pause(work)
+    return await stop_at(work, limit)
+
+
+async def _raise_limit(work: ThreadWork, limit: str, field: str) -> Step:
+    """Raise a limit by its original amount; a child takes that from its parent, and stops if nothing is left there."""
+    limits, times = work.thread.limits, work.state.raises.get(limit, 0)
+    now = getattr(limits, field)
+    more = now + max(1, now // (1 + times))
+    body = NewEvent("limit", {"limit": limit, "raised": True, "from": now, "to": more})
+    try:
+        await work.append(body, changes=ThreadChanges(limits=replace(limits, **{field: more})))
+    except BudgetExceeded:
+        return await stop_at(work, limit)
+    return NEXT

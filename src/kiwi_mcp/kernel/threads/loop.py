@@ -15,18 +15,19 @@ from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.messages import TextPart, ToolCallPart
 from kiwi_mcp.domain.threads import NewEvent, ThreadChanges, WaitReason
 from kiwi_mcp.drivers.llm.provider import worst_case_micros
-from kiwi_mcp.kernel.threads.calls import make_call, result_event
+from kiwi_mcp.kernel.threads.calls import STOPPED_BY_OWNER, Stopped, make_call
 from kiwi_mcp.kernel.threads.code import next_segment
-from kiwi_mcp.kernel.threads.compaction import make_room
 from kiwi_mcp.kernel.threads.composite import advance_steps
-from kiwi_mcp.kernel.threads.hooks import hook_action, pass_hooks
+from kiwi_mcp.kernel.threads.hooks import at_limit, exceeded, hook_action, pass_hooks
 from kiwi_mcp.kernel.threads.instructions import changed_texts
-from kiwi_mcp.kernel.threads.limits import at_limit, exceeded
-from kiwi_mcp.kernel.threads.model import ModelRefused, ask_model
+from kiwi_mcp.kernel.threads.model import ModelRefused, ask_model, make_room
 from kiwi_mcp.kernel.threads.results import failed_result
-from kiwi_mcp.kernel.threads.steps import (
+from kiwi_mcp.kernel.threads.work import (
+    CONTINUE,
     NEXT,
+    START,
     Step,
+    ThreadWork,
     Wait,
     complete,
     end,
@@ -35,8 +36,6 @@ from kiwi_mcp.kernel.threads.steps import (
     wait_for,
     wait_for_message,
 )
-from kiwi_mcp.kernel.threads.unknown import STOPPED_BY_OWNER, Stopped
-from kiwi_mcp.kernel.threads.work import CONTINUE, START, ThreadWork
 from kiwi_mcp.manifest.hooks import HookEvent
 
 AT_ONCE = 8
@@ -58,8 +57,12 @@ async def advance(work: ThreadWork) -> Step:
         return await end(work, "cancelled", "cancelled", message="It was cancelled.")
     if thread.command == "pause":
         return await pause(work)
-    if not thread.usage.turns and (step := await unless_permitted(work)):
-        return step
+    if not thread.usage.turns and work.state.needs_start:
+        asked = await work.stores.question_of(thread.id, START)
+        if asked is None or asked.answer != CONTINUE:
+            if asked is not None and asked.status == "open":
+                return await wait_for(work, "start")
+            return await end(work, "cancelled", "cancelled", code="denied", message="The owner did not let it start.")
     if work.state.progress is not None:
         return await advance_steps(work, work.state.progress)
     return await advance_model(work)
@@ -73,8 +76,13 @@ async def advance_model(work: ThreadWork) -> Step:
         return step or await complete(work, state.returned)
     if state.pending or work.start.is_program:
         return await (make_calls(work) if state.pending else next_segment(work))
-    if state.model_seq and (step := await after_turn(work)):
-        return step
+    if state.model_seq:  # all calls of a turn have results
+        if failed := state.failed_calls:
+            detail = f"{failed[0].name}: {failed[0].message}"
+            if step := await pass_hooks(work, "error", code=failed[0].status, detail=detail):
+                return step
+        if step := await pass_hooks(work, "after_step"):
+            return step
     if thread.kind == "conversation" and (state.stop in _TURN_ENDS or len(state.messages) == 1):
         return await wait_for_message(work)
     match state.stop:
@@ -90,33 +98,15 @@ async def advance_model(work: ThreadWork) -> Step:
             return await next_turn(work)
 
 
-async def unless_permitted(work: ThreadWork) -> Step | None:
-    """Return None if the first start of the thread needs no answer of the owner, or if they permitted it."""
-    if not work.state.needs_start:
-        return None
-    asked = await work.stores.question_of(work.thread.id, START)
-    if asked is not None and asked.answer == CONTINUE:
-        return None
-    if asked is not None and asked.status == "open":
-        return await wait_for(work, "start")
-    return await end(work, "cancelled", "cancelled", code="denied", message="The owner did not let it start.")
-
-
-async def after_turn(work: ThreadWork) -> Step | None:
-    """Run the hooks of a turn whose calls all have results; return None where the thread continues."""
-    if failed := work.state.failed_calls:
-        first = failed[0]
-        if step := await pass_hooks(work, "error", code=first.status, detail=f"{first.name}: {first.message}"):
-            return step
-    return await pass_hooks(work, "after_step")
-
-
 async def next_turn(work: ThreadWork) -> Step:
     """Ask the model, within the limits and as the hooks allow."""
     state = work.state
     if limit := exceeded(work):
         return await at_limit(work, limit)
-    await note_changes(work)
+    if work.thread.kind == "conversation" and work.replies is None:
+        changed = [*changed_texts(work.catalog, work.services.provenance, state.instructions, state.skills)]
+        if changed:
+            await work.append(*changed)
     first: tuple[HookEvent, ...] = () if state.model_seq else ("thread_started",)
     if step := await pass_hooks(work, *first, *(("thread_continued",) if state.is_resumed else ()), "before_step"):
         return step
@@ -135,14 +125,6 @@ async def next_turn(work: ThreadWork) -> Step:
     except KiwiError as error:
         return await model_failed(work, error)
     return NEXT
-
-
-async def note_changes(work: ThreadWork) -> None:
-    """Tell the model what was changed in its instructions and loaded skills since it was last asked."""
-    if work.thread.kind == "conversation" and work.replies is None:
-        known = work.state.instructions
-        if found := [*changed_texts(work.catalog, work.services.provenance, known, work.state.skills)]:
-            await work.append(*found)
 
 
 async def model_failed(work: ThreadWork, error: KiwiError) -> Step:
@@ -179,7 +161,10 @@ async def stop_turn(work: ThreadWork) -> Wait:
     calls, text = [*work.state.pending.values()], "".join(work.streamed)
     parts: list[Json] = [to_builtins(TextPart(text))] if text else []
     reply: JsonObject = {"parts": parts, "stop": "end", "model": work.thread.model, "is_stopped": True}
-    results = [result_event(call, "error", failed_result(call, _STOPPED)) for call in calls]
+    results = [
+        NewEvent("result", {"status": "error", "call_id": call.id, "part": to_builtins(failed_result(call, _STOPPED))})
+        for call in calls
+    ]
     made = ThreadChanges(turns=1 if text else 0, tool_calls=len(calls))
     return await wait_for(work, "message", *([NewEvent("model", reply)] if text else []), *results, made=made)
 

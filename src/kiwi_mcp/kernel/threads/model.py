@@ -1,26 +1,33 @@
-"""A thread's request to its model: reserved in the budget, judged as a plan, sent, settled and written down."""
+"""A thread's requests to its model: reserved in the budget, judged as a plan, sent, settled and written down.
+
+When a conversation fills the model's context, its middle is replaced by a summary; the journal stays. The program with
+its inputs, messages of people and the last two turns stay as they are. A call is never separated from its result. The
+gain is measured by the provider's count of the next request.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
 from msgspec import to_builtins
 
 from kiwi_mcp.domain.errors import KiwiError, ModelFailed
-from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.domain.messages import Message, ModelReply, Prompt, ReplyDelta, TextPart
+from kiwi_mcp.domain.json import JsonObject, compact
+from kiwi_mcp.domain.messages import Message, ModelReply, Prompt, ReplyDelta, TextPart, ToolCallPart, ToolResultPart
 from kiwi_mcp.domain.plan import HttpSpec, Plan
 from kiwi_mcp.domain.threads import NewEvent, ThreadChanges, ThreadUsage
 from kiwi_mcp.drivers.llm.model import Conversation, bind_request, complete, estimated_usage
-from kiwi_mcp.drivers.llm.provider import ModelChoice, cost_micros, price_source, worst_case_micros
+from kiwi_mcp.drivers.llm.provider import cost_micros, price_source, worst_case_micros
 from kiwi_mcp.kernel.pipeline import permit_model_request
 from kiwi_mcp.kernel.recorder import CallRecord
-from kiwi_mcp.kernel.threads.work import ThreadWork
+from kiwi_mcp.kernel.threads.hooks import pass_hooks
+from kiwi_mcp.kernel.threads.work import Step, ThreadWork, unless_continued
 from kiwi_mcp.policy.authorize import rates_of
-from kiwi_mcp.store.budget import Refusal, Reservation, settle
+from kiwi_mcp.policy.policy_files import owner_policy
+from kiwi_mcp.store.budget import Reservation, settle
 from kiwi_mcp.store.database import Transaction
 from kiwi_mcp.store.receipts import append
 
@@ -45,8 +52,8 @@ async def ask_model(work: ThreadWork) -> None:
     asked_at = work.state.seq
     prompt, reservation = await _reserve(work, work.prompt, work.input_bound())
     reply = await _send(work, bind_request(prompt, work.conversation, work.provider), reservation, work.stream)
-    body: JsonObject = {"parts": to_builtins(reply.parts), "stop": reply.stop, "model": reply.model}
-    body = {**body, "asked_at": asked_at}
+    parts = to_builtins(reply.parts)
+    body: JsonObject = {"parts": parts, "stop": reply.stop, "model": reply.model, "asked_at": asked_at}
     await _append(work, reply, reservation, NewEvent("model", body), ThreadChanges(turns=1))
 
 
@@ -59,12 +66,8 @@ async def ask_summary(work: ThreadWork, text: str) -> None:
 
     asked, reservation = await _reserve(work, prompt, len(text.encode()) + len(_SUMMARIZE))
     plan = bind_request(asked, Conversation(work.choice), work.provider)
-    reply = await _send(work, plan, reservation, _unseen)
+    reply = await _send(work, plan, reservation, lambda _: None)  # nothing of it is shown while it streams
     await _append(work, reply, reservation, NewEvent("compacted", {"summary": reply.text or "(empty)"}), None)
-
-
-def _unseen(_: ReplyDelta) -> None:
-    """Show nothing of a reply while it streams."""
 
 
 async def _send(
@@ -181,22 +184,68 @@ async def _append(
 
 async def _reserve(work: ThreadWork, prompt: Callable[[int], Prompt], size: int) -> tuple[Prompt, Reservation]:
     """Return a prompt of at most `size` tokens with its worst cost reserved; its output is shortened to what fits."""
-    choice = work.choice
+    choice, day_limits = work.choice, owner_policy(work.services.user).day_limits
     output = choice.default_max_tokens
     while True:
         # A price that is not known was confirmed by the owner before; what is replayed costs nothing.
         worst = 0 if work.replies is not None else worst_case_micros(size, output, choice) or 0
-        found = await work.reserve(worst, size + output)
+        reserve = partial(
+            work.stores.budget.reserve, work.thread, work.thread.seq, worst, size + output, day_limits=day_limits
+        )
+        found = await work.stores.do(reserve)
         if isinstance(found, Reservation):
             return prompt(output), found
-        output = min(output - 1, _fitting_output(found, size, output, choice))
+        if found.limit == "tokens":
+            fitting = min(output, found.rest - size)
+        else:  # how many tokens of output the rest of the budget pays for
+            base, full = worst_case_micros(size, 0, choice) or 0, worst_case_micros(size, output, choice) or 0
+            fitting = output * max(0, found.rest - base) // max(1, full - base)
+        output = min(output - 1, fitting)
         if output < _LEAST_OUTPUT:
             raise ModelRefused(found.limit)
 
 
-def _fitting_output(refusal: Refusal, size: int, output: int, choice: ModelChoice) -> int:
-    """Return how many tokens of output the rest of a budget pays for."""
-    if refusal.limit == "tokens":
-        return min(output, refusal.rest - size)
-    base, full = worst_case_micros(size, 0, choice) or 0, worst_case_micros(size, output, choice) or 0
-    return output * max(0, refusal.rest - base) // max(1, full - base)
+FULL = 0.8
+"""The part of the context window from which a conversation is compacted."""
+_BYTES_PER_TOKEN = 4
+_STRIKES, _IN_A_ROW = 2, 3
+_QUOTED = 4_000
+"""The most characters of one result that the summary is made from."""
+_ASKED = (
+    "The conversation fills the context window of the model, and summaries do not make enough room. May it continue?"
+)
+
+
+async def make_room(work: ThreadWork) -> Step | None:
+    """Compact the conversation if it nearly fills the context; return how the thread waits or ends, if it does."""
+    state = work.state
+    tokens = (state.last_input or work.input_bound() // _BYTES_PER_TOKEN) + (
+        state.new_bytes // _BYTES_PER_TOKEN if state.last_input else 0
+    )
+    if not work.window or tokens < FULL * work.window:
+        return None
+    if step := await pass_hooks(work, "context_window_pressure"):
+        return step
+    middle = state.split()[1]
+    if not middle or state.strikes >= _STRIKES or state.compactions >= _IN_A_ROW:
+        return await unless_continued(work, f"context:{state.model_seq}", "budget", _ASKED, limit="context")
+    await ask_summary(work, _transcript(middle))
+    return None
+
+
+def _transcript(messages: Sequence[Message]) -> str:
+    """Return messages as text for a summary."""
+    lines: list[str] = []
+    for message in messages:
+        for part in message.parts:
+            match part:
+                case TextPart(text):
+                    lines.append(f"{message.role}: {text}")
+                case ToolCallPart(name=name, arguments=arguments):
+                    lines.append(f"call of {name}: {arguments[:_QUOTED]}")
+                case ToolResultPart(name=name, content=content, is_error=is_error):
+                    status = "failed" if is_error else "returned"
+                    lines.append(f"{name} {status}: {compact(content[:_QUOTED])}")
+                case _:
+                    pass
+    return "\n".join(lines)

@@ -28,14 +28,15 @@ def only_provider(default: Chain, catalog: Catalog, *, tier: str = "") -> Chain:
     `default` is the built-in runtime of threads. It is used where the key of its own model is set.
     """
     space = catalog.space
-    own = {name: missing_of(config, space) for name, config in _configs(space.user)}
+    own = {name: missing_of(config, space) for name, config in _configs(space.user / "providers", space.user / "tools")}
     if len(own) == 1:
         return catalog.resolve(next(iter(own)))
     if own:
         usable = [name for name, missing in own.items() if not missing]
     else:
-        needed = _needed_by(default, tier)
-        presets = {name: config for name, config in _preset_configs() if _names(config)}
+        choice = choose_model(default, tier=tier)
+        needed = _names({"auth": choice.auth, "url": choice.url, "headers": dict(choice.headers)})
+        presets = {name: config for name, config in _configs(_PRESETS) if _names(config)}
         usable = [name for name, config in presets.items() if not missing_of(config, space)]
         if not missing_names(needed, space):
             usable = [default.tool.id, *(name for name in usable if {*_names(presets[name])} != {*needed})]
@@ -43,7 +44,7 @@ def only_provider(default: Chain, catalog: Catalog, *, tier: str = "") -> Chain:
         return catalog.resolve(usable[0])
     raise ProviderNotChosen(
         [f"{name} (needs {', '.join(missing)})" if missing else name for name, missing in own.items()] or usable,
-        presets=[f"{name} ({', '.join(_names(config)) or 'local'})" for name, config in _preset_configs()],
+        presets=[f"{name} ({', '.join(_names(config)) or 'local'})" for name, config in _configs(_PRESETS)],
     )
 
 
@@ -65,25 +66,11 @@ def _names(provider: JsonObject) -> tuple[str, ...]:
     return tuple(name for name in variables(sent) if name not in spare)
 
 
-def _needed_by(chain: Chain, tier: str) -> tuple[str, ...]:
-    choice = choose_model(chain, tier=tier)
-    return _names({"auth": choice.auth, "url": choice.url, "headers": dict(choice.headers)})
-
-
-def _configs(user: Path) -> Iterator[tuple[str, JsonObject]]:
-    """Yield the providers of the owner: all files in `providers`, and files in `tools` that describe one."""
-    for path in (*sorted((user / "providers").glob("*.yaml")), *sorted((user / "tools").glob("*.yaml"))):
-        yield from _read(path)
-
-
-def _preset_configs() -> Iterator[tuple[str, JsonObject]]:
-    for path in sorted(_PRESETS.glob("*.yaml")):
-        yield from _read(path)
-
-
-def _read(path: Path) -> Iterator[tuple[str, JsonObject]]:
-    with suppress(KiwiError, OSError, UnicodeError):  # a file that cannot be read is reported where it is used
-        manifest = as_object(read_yaml(path.read_text(encoding="utf-8"), what=path.name).value)
-        config = as_object(manifest.get("config"))
-        if not path.name.startswith(".") and has_providers(config):
-            yield as_text(manifest.get("tool_id")), config
+def _configs(*folders: Path) -> Iterator[tuple[str, JsonObject]]:
+    """Yield the providers that the files of some folders describe."""
+    for path in (path for folder in folders for path in sorted(folder.glob("*.yaml"))):
+        with suppress(KiwiError, OSError, UnicodeError):  # a file that cannot be read is reported where it is used
+            manifest = as_object(read_yaml(path.read_text(encoding="utf-8"), what=path.name).value)
+            config = as_object(manifest.get("config"))
+            if not path.name.startswith(".") and has_providers(config):
+                yield as_text(manifest.get("tool_id")), config

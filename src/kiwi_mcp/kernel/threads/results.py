@@ -6,13 +6,11 @@ import json
 from typing import Literal, TypeAlias
 
 from kiwi_mcp.domain.errors import (
-    ApprovalRequired,
     Denied,
     Invalid,
     KiwiError,
     NotFound,
     PolicyDenied,
-    ThreadWaiting,
     Unavailable,
     Untrusted,
 )
@@ -37,12 +35,6 @@ _SHOWN = ("error", "code", "message", "suggestion", "retry_after", "issues", "re
 """What a model reads of a failure."""
 _LARGEST_VALUE = 1_000_000
 _VALUE = "[JSON]"
-_DATA, _INSTRUCTIONS = "data", "instructions"
-
-
-def is_waiting(answer: Answer) -> bool:
-    """Whether the call has no result yet: it waits for the owner, an answer or a child."""
-    return isinstance(answer.error, ApprovalRequired | ThreadWaiting)
 
 
 def result_of_answer(call: ToolCallPart, answer: Answer) -> tuple[ResultStatus, ToolResultPart]:
@@ -53,7 +45,7 @@ def result_of_answer(call: ToolCallPart, answer: Answer) -> tuple[ResultStatus, 
         found = next((status for kind, status in _STATUSES if error is not None and isinstance(error, kind)), None)
         status = found or _BY_CODE.get(as_text(content.get("code")), "error")
         return status, _part(call, compact({key: content[key] for key in _SHOWN if key in content}), is_error=True)
-    kind = _INSTRUCTIONS if answer.is_instructions else _DATA
+    kind = "instructions" if answer.is_instructions else "data"
     text = text_of(content["result"]) if "result" in content else compact(content)
     return "ok", _part(call, text, label=_label(call.name, kind, content))
 
@@ -61,7 +53,7 @@ def result_of_answer(call: ToolCallPart, answer: Answer) -> tuple[ResultStatus, 
 def result_of_run(call: ToolCallPart, outcome: Outcome, response: JsonObject) -> tuple[ResultStatus, ToolResultPart]:
     """Return the result of a call from what was recorded of its run; `response` has the result as it is shown."""
     if outcome.is_success:
-        kind = _INSTRUCTIONS if outcome.details.get("is_instructions") else _DATA
+        kind = "instructions" if outcome.details.get("is_instructions") else "data"
         return "ok", _part(call, text_of(response.get("result")), label=_label(call.name, kind, response))
     failure: JsonObject = {
         "code": outcome.status,
@@ -104,13 +96,10 @@ def failed_result(call: ToolCallPart, message: str) -> ToolResultPart:
 
 def _label(name: str, kind: str, response: JsonObject) -> str:
     """Return where a result comes from; text of tools is data and no instruction."""
-    more = (
-        f"; the beginning of {response['result_characters']} characters, read on with load item_type output, "
-        if (response.get("result_handle"))
-        else ""
-    )
-    handle = f"item_id {as_text(response.get('result_handle'))}" if more else ""
-    return f"[{kind} from {name}{more}{handle}]"
+    if not response.get("result_handle"):
+        return f"[{kind} from {name}]"
+    more = f"the beginning of {response['result_characters']} characters, read on with load item_type output"
+    return f"[{kind} from {name}; {more}, item_id {as_text(response['result_handle'])}]"
 
 
 def _part(call: ToolCallPart, content: str, *, is_error: bool = False, label: str = "") -> ToolResultPart:

@@ -23,7 +23,7 @@ from kiwi_mcp.domain.errors import (
     ThreadEnded,
     ThreadTaken,
 )
-from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.json import Json, as_list, as_object, as_text
 from kiwi_mcp.domain.messages import ToolCallPart
 from kiwi_mcp.domain.threads import (
     NewEvent,
@@ -40,25 +40,28 @@ from kiwi_mcp.engine.queue import QueueLimits, choose
 from kiwi_mcp.kernel.context import Context, Services
 from kiwi_mcp.kernel.threads import wake
 from kiwi_mcp.kernel.threads.cassette import RecordedReplies
-from kiwi_mcp.kernel.threads.code import code_thread
 from kiwi_mcp.kernel.threads.loop import advance, stop_turn
 from kiwi_mcp.kernel.threads.start import (
     StartRequest,
-    inherited_hooks,
+    code_thread,
     narrowed_by,
     new_thread,
     start_message,
     unsigned_items,
 )
 from kiwi_mcp.kernel.threads.state import PromptStart, rebuild
-from kiwi_mcp.kernel.threads.steps import End, Step, Wait, end, pause
 from kiwi_mcp.kernel.threads.work import (
-    CONTINUE,
+    CHOICE,
     START,
-    STOP,
+    End,
+    Step,
     ThreadStores,
     ThreadWork,
+    Wait,
+    asked_event,
+    end,
     new_question,
+    pause,
     store_question,
 )
 from kiwi_mcp.store.database import Transaction
@@ -107,17 +110,18 @@ class ThreadRunner:
         process next, so no worker takes it.
         """
         thread, first = _new_thread(wanted, context)
-        lease = (self._process(), now_ms()) if is_own else ("", 0)
-        thread = replace(thread, is_tainted=is_tainted, lease_owner=lease[0], beat_at=lease[1])
+        thread = replace(thread, is_tainted=is_tainted)
+        if is_own:
+            thread = replace(thread, lease_owner=self._services.store.kernel_lock.name(), beat_at=now_ms())
         events = [
             NewEvent("created", {"item": thread.item, "inputs": thread.inputs, "starter": thread.starter}),
             NewEvent("prompt", to_builtins(first)),
         ]
-        question = await self._first_start(thread, first, context)
-        if question is not None:
+        question, items = None, unsigned_items(context.catalog.resolve(thread.item), self._services.provenance)
+        if items and not await self.stores.was_started(thread):
+            question = new_question(thread, START, "start", start_message(thread, first, items), CHOICE)
             thread = replace(thread, status="waiting", waits_for="start", lease_owner="")
-            body: JsonObject = {"waits_for": "start", "question_id": question.id, "message": question.message}
-            events.append(NewEvent("asked", body))
+            events.append(asked_event(question))
         elif wanted.is_conversation:
             events.append(NewEvent("asked", {"waits_for": "message"}))
 
@@ -128,13 +132,6 @@ class ThreadRunner:
                 store_question(question, transaction)
 
         return await self.stores.do(partial(self.stores.threads.create, thread, events, also)), question
-
-    async def _first_start(self, thread: Thread, start: PromptStart, context: Context) -> ThreadQuestion | None:
-        items = unsigned_items(context.catalog.resolve(thread.item), self._services.provenance)
-        if not items or await self.stores.was_started(thread):
-            return None
-        schema: JsonObject = {"type": "string", "enum": [CONTINUE, STOP]}
-        return new_question(thread, START, "start", start_message(thread, start, items), schema)
 
     def start(
         self, thread_id: str, starter: Caller, observe: ThreadObserver = unobserved, taken: Thread | None = None
@@ -214,7 +211,10 @@ class ThreadRunner:
         catalog = self._services.catalogs.at(parent.project or None)
         state = rebuild(events)
         above = narrowed_by(parent, state.skills)
-        own = replace(wanted, parent=above, hooks=inherited_hooks(state.start))
+        # Its `before_step` hooks are also those of the child, so that no step escapes them by being a child's.
+        hooks = [one for one in state.start.hooks if "before_step" in one.events] if state.start else []
+        inherited = tuple(replace(one, events=("before_step",)) for one in hooks)
+        own = replace(wanted, parent=above, hooks=inherited)
         child, start = _new_thread(own, self._services.context(caller, catalog))
         items = unsigned_items(catalog.resolve(child.item), self._services.provenance)
         if items and not await self.stores.was_started(child):
@@ -404,18 +404,16 @@ class ThreadRunner:
             if not child.is_ended and not child.is_detached:
                 await self.cancel(child)
 
-    def _process(self) -> str:
-        return self._services.store.kernel_lock.name()
-
     async def _take(self, thread_id: str, *, is_own: bool = False) -> Thread:
         """Take the lease of a thread; that of a process which was killed counts as free, and so may our own."""
-        return await self.stores.do(lambda: self._take_now(thread_id, is_own=is_own))
-
-    def _take_now(self, thread_id: str, *, is_own: bool) -> Thread:
         threads, lock = self.stores.threads, self._services.store.kernel_lock
-        owner = threads.get(thread_id).lease_owner
-        is_free = lock.is_gone(owner) or (is_own and owner == lock.name())
-        return threads.take(thread_id, lock.name(), now_ms(), owner if is_free else "")
+
+        def take() -> Thread:
+            owner = threads.get(thread_id).lease_owner
+            is_free = lock.is_gone(owner) or (is_own and owner == lock.name())
+            return threads.take(thread_id, lock.name(), now_ms(), owner if is_free else "")
+
+        return await self.stores.do(take)
 
     async def _run(self, thread_id: str, starter: Caller, observe: ThreadObserver, taken: Thread | None) -> Step:
         stores = self.stores
@@ -478,7 +476,7 @@ class ThreadRunner:
 
     async def _beat(self) -> None:
         """Renew the leases, and cancel threads that another process asked to cancel."""
-        process = self._process()
+        process = self._services.store.kernel_lock.name()
         while running := {thread_id: task for thread_id, task in self._tasks.items() if not task.done()}:
             commands: Mapping[str, str] = {}
             with suppress(KiwiError):  # a store that is busy now is asked again

@@ -21,8 +21,7 @@ from kiwi_mcp.domain.messages import (
 )
 from kiwi_mcp.domain.threads import ThreadEvent
 from kiwi_mcp.drivers.composite import CallEnd, CompositeProgress, StepBegin
-from kiwi_mcp.kernel.threads.instructions import InstructionFile
-from kiwi_mcp.kernel.threads.skills import SkillUse
+from kiwi_mcp.kernel.threads.instructions import InstructionFile, SkillUse
 from kiwi_mcp.manifest.composite import read_composite
 from kiwi_mcp.manifest.hooks import Hook, HookAction
 
@@ -176,7 +175,12 @@ class ThreadState(Struct):
         self.seq, self.last_at, self.is_idle = event.seq, event.at, event.kind == "asked"
         match event.kind:
             case "prompt":
-                self._fold_start(msgspec.convert(body, PromptStart))
+                self.start = start = msgspec.convert(body, PromptStart)
+                self.skills += start.skills
+                self.instructions = start.instructions
+                self._say(start.first)
+                if made := start.composite:
+                    self.progress = CompositeProgress(read_composite(made.config), made.inputs, made.declared)
             case "model":
                 self._fold_model(event)
             case "began":
@@ -208,8 +212,10 @@ class ThreadState(Struct):
         """Add an event that is no part of the conversation."""
         body = event.body
         match event.kind:
-            case "skill" | "instructions":
-                self._fold_loaded(event)
+            case "skill":
+                self.skills.append(msgspec.convert(body, SkillUse))
+            case "instructions":
+                self.instructions = msgspec.convert(body.get("files"), tuple[InstructionFile, ...])
             case "step":
                 self._fold_step(msgspec.convert(body, StepBegin))
             case "switched":
@@ -238,8 +244,6 @@ class ThreadState(Struct):
                 self.is_resumed = self.model_seq > 0
                 # A hook that suspended the thread has had its effect.
                 self.hooked = {key: "continue" if did == "suspend" else did for key, did in self.hooked.items()}
-            case _:
-                pass
 
     def _fold_model(self, event: ThreadEvent) -> None:
         parts = tuple(msgspec.convert(part, MessagePart) for part in as_list(event.body.get("parts")))
@@ -273,21 +277,6 @@ class ThreadState(Struct):
             self.stop = ""
             self._say(text)
 
-    def _fold_start(self, start: PromptStart) -> None:
-        self.start = start
-        self.skills += start.skills
-        self.instructions = start.instructions
-        self._add(Message("user", (TextPart(start.first),)))
-        if made := start.composite:
-            self.progress = CompositeProgress(read_composite(made.config), made.inputs, made.declared)
-
-    def _fold_loaded(self, event: ThreadEvent) -> None:
-        """Add a skill that was loaded, or the files with instructions as they are now."""
-        if event.kind == "skill":
-            self.skills.append(msgspec.convert(event.body, SkillUse))
-        else:
-            self.instructions = msgspec.convert(event.body.get("files"), tuple[InstructionFile, ...])
-
     def _fold_result(self, result: ToolResultPart, event: ThreadEvent) -> None:
         if (call := self.pending.pop(result.id, None)) is None:
             return  # a late result of a call that has one
@@ -303,7 +292,7 @@ class ThreadState(Struct):
             self.stop = ""
             self._add(Message("tool", tuple(self.results[call_id] for call_id in self.order)))
             for text in self.later:
-                self._add(Message("user", (TextPart(text),)))
+                self._say(text)
             self.later.clear()
 
     def _fold_step(self, begun: StepBegin) -> None:
@@ -316,12 +305,17 @@ class ThreadState(Struct):
         self, progress: CompositeProgress, call: ToolCallPart, result: ToolResultPart, event: ThreadEvent
     ) -> None:
         body, status = event.body, as_text(event.body.get("status"))
-        value = body["value"] if "value" in body else _value(result.content) if status == "ok" else None
-        message = _message(result.content) if result.is_error else ""
-        run_id = as_text(body.get("run_id"))
+        value: Json = None
+        message = ""
+        if result.is_error:  # a text, or an object with a message and a suggestion
+            failure = as_object(_value(result.content))
+            texts = (as_text(failure.get("message")), as_text(failure.get("suggestion")))
+            message = " ".join(filter(None, texts)) or result.content
+        elif "value" in body or status == "ok":
+            value = body["value"] if "value" in body else _value(result.content)
         self.began.pop(result.id, None)
         self.approvals.pop(result.id, None)
-        end = CallEnd(not result.is_error, None if result.is_error else value, status, message, run_id)
+        end = CallEnd(not result.is_error, value, status, message, as_text(body.get("run_id")))
         if not progress.end_call(result.id, end, event.at):
             self.pending[result.id] = replace(call, opaque=str(event.seq))
 
@@ -398,12 +392,6 @@ def _value(content: str) -> Json:
     except (ValueError, RecursionError):
         return content
     return found
-
-
-def _message(content: str) -> str:
-    """Return what a failure says: a text, or an object with a message and a suggestion."""
-    said = as_object(_value(content))
-    return " ".join(filter(None, (as_text(said.get("message")), as_text(said.get("suggestion"))))) or content
 
 
 def _size(message: Message) -> int:

@@ -71,7 +71,9 @@ def _kiwi_rows(event: ThreadEvent) -> Iterator[_Row]:
                 arguments = as_text(call.get("arguments"))
                 digest = sha256(arguments.encode(errors="surrogatepass")).hexdigest()
                 yield "tool_call", {"id": call.get("id"), "tool": call.get("name"), "arguments_sha256": digest}
-            yield "cost_update", _cost(body)
+            micros = body.get("cost_micros")
+            spend: Json = micros / 1_000_000 if isinstance(micros, int) else None
+            yield "cost_update", {"usage": as_object(body.get("usage")), "spend": spend, "currency": "USD"}
             yield "turn_end", {"turn": event.seq, "stop": body.get("stop")}
         case "result":
             part = as_object(body.get("part"))
@@ -129,12 +131,6 @@ def _text(body: JsonObject) -> str:
 
 def _calls(body: JsonObject) -> list[JsonObject]:
     return [part for part in map(as_object, as_list(body.get("parts"))) if part.get("type") == "call"]
-
-
-def _cost(body: JsonObject) -> JsonObject:
-    micros = body.get("cost_micros")
-    spend: Json = micros / 1_000_000 if isinstance(micros, int) else None
-    return {"usage": as_object(body.get("usage")), "spend": spend, "currency": "USD"}
 
 
 def knowledge_text(thread: Thread, events: Iterable[ThreadEvent], name: str, redactor: Redactor) -> str:

@@ -1,4 +1,4 @@
-"""`ThreadWork`: one thread that this process works on, with its row, its state and its journal."""
+"""`ThreadWork`: one thread that this process works on, and what a step of it leads to: the next, a wait or the end."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial, reduce
 from hashlib import sha256
-from typing import Literal, Protocol, TypeVar, cast
+from typing import Literal, Protocol, TypeAlias, TypeVar, cast
 
 import msgspec
-from msgspec import to_builtins
+from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
@@ -19,16 +19,19 @@ from kiwi_mcp.domain.calls import NO_CALLER, Caller, CallOrigin
 from kiwi_mcp.domain.errors import KiwiError, Unavailable
 from kiwi_mcp.domain.grants import denials, narrow
 from kiwi_mcp.domain.items import Chain
-from kiwi_mcp.domain.json import JsonObject, as_text
+from kiwi_mcp.domain.json import Json, JsonObject, as_text
 from kiwi_mcp.domain.messages import Prompt, ReplyDelta, ToolCallPart
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.threads import (
+    FinishReason,
     NewEvent,
     Thread,
     ThreadChanges,
     ThreadEvent,
     ThreadObserver,
     ThreadQuestion,
+    ThreadStatus,
+    WaitReason,
     unobserved,
 )
 from kiwi_mcp.domain.times import now_ms
@@ -42,17 +45,17 @@ from kiwi_mcp.kernel.threads.start import grants_of, narrowed_by, starter_of
 from kiwi_mcp.kernel.threads.state import PromptStart, ThreadState
 from kiwi_mcp.kernel.threads.transcript import TranscriptMirror, redactor_for
 from kiwi_mcp.kernel.threads.wake import file_lock
-from kiwi_mcp.policy.policy_files import owner_policy
-from kiwi_mcp.store.budget import Budget, Refusal, Reservation
+from kiwi_mcp.store.budget import Budget, Reservation
 from kiwi_mcp.store.database import Transaction
 from kiwi_mcp.store.questions import Questions, ask
 from kiwi_mcp.store.queue import ThreadQueue
 from kiwi_mcp.store.rates import Rates
 from kiwi_mcp.store.runs import new_run
-from kiwi_mcp.store.threads import AppendedEvents, ThreadFilter, Threads, append_in
+from kiwi_mcp.store.threads import AppendedEvents, JournalGrew, ThreadFilter, Threads, append_in
 
 T = TypeVar("T")
 CONTINUE, STOP, START = "continue", "stop", "start"
+CHOICE: JsonObject = {"type": "string", "enum": [CONTINUE, STOP]}
 _MOST_THREADS = 1_000
 _TURN_SECONDS, _TURN_POLL = 600.0, 0.02
 """How long a call waits for others that change the same project, and how often it looks."""
@@ -362,14 +365,6 @@ class ThreadWork:
             return changes
         return replace(changes or ThreadChanges(), is_tainted=True)
 
-    async def reserve(self, micros: int, tokens: int) -> Reservation | Refusal:
-        """Reserve money and tokens for one request to the model."""
-        limits = owner_policy(self.services.user).day_limits
-        thread = self.thread
-        return await self.stores.do(
-            lambda: self.stores.budget.reserve(thread, thread.seq, micros, tokens, day_limits=limits)
-        )
-
     async def close_reservation(self, reservation: Reservation, *, is_used: bool) -> None:
         """Close a reservation without a reply: charge all of it where the request may have been answered."""
         budget = self.stores.budget
@@ -384,12 +379,21 @@ class ThreadWork:
         known = await self.stores.question_of(self.thread.id, key)
         if known is not None and known.status != "open":
             return "continue" if known.status == "answered" and known.answer == CONTINUE else "stop"
-        schema: JsonObject = {"type": "string", "enum": [CONTINUE, STOP]}
-        question = known or new_question(self.thread, key, kind, message, schema)
-        body: JsonObject = {"waits_for": question.kind, "question_id": question.id, "message": question.message}
+        question = known or new_question(self.thread, key, kind, message, CHOICE)
         waits = ThreadChanges(status="waiting", waits_for="budget" if kind == "budget" else "question")
-        await self.append(NewEvent("asked", body), changes=waits, also=partial(store_question, question))
+        await self.ask(question, changes=waits)
         return "asked"
+
+    async def ask(self, question: ThreadQuestion, changes: ThreadChanges | None = None, **more: Json) -> None:
+        """Store a question in the transaction of its event."""
+        also = partial(store_question, question)
+        await self.append(asked_event(question, **more), changes=changes, also=also)
+
+
+def asked_event(question: ThreadQuestion, **more: Json) -> NewEvent:
+    """Return the event that a thread asked a question."""
+    body = {"waits_for": question.kind, "question_id": question.id, "message": question.message}
+    return NewEvent("asked", {**body, **more})
 
 
 def store_question(question: ThreadQuestion, transaction: Transaction) -> None:
@@ -438,3 +442,104 @@ class _CallNotes:
     def _append(self, transaction: object, event: NewEvent, changes: ThreadChanges | None = None) -> None:
         work = self._work
         work.note(append_in(cast("Transaction", transaction), work.thread, [event], work.with_taint(changes)))
+
+
+class Continue(Struct, frozen=True):
+    """There is a next step."""
+
+    is_next: bool = True
+
+
+class Wait(Struct, frozen=True):
+    """The thread waits; nothing of it runs until something happens."""
+
+    reason: WaitReason
+    is_next: bool = False
+
+
+class End(Struct, frozen=True):
+    """The thread has ended."""
+
+    status: ThreadStatus
+    is_next: bool = False
+
+
+Step: TypeAlias = Continue | Wait | End
+NEXT = Continue()
+_NO_CHANGES = ThreadChanges()
+
+
+async def end(
+    work: ThreadWork,
+    status: ThreadStatus,
+    reason: FinishReason,
+    *,
+    result: Json = None,
+    code: str = "",
+    message: str = "",
+    is_next: bool = False,
+) -> End:
+    """Append the end of a thread. One that stops early keeps the text of its last reply as a partial result."""
+    given = result if result is not None else (work.state.text or None)
+    body: JsonObject = {"status": status, "finish_reason": reason, "code": code, "message": message, "result": given}
+    changes = ThreadChanges(status=status, result=given, finish_reason=reason, code=code, message=message)
+    await work.append(NewEvent("ended", body), changes=changes, is_next=is_next)
+    return End(status)
+
+
+async def complete(work: ThreadWork, result: Json) -> Step:
+    """End a thread with its result, unless a message came at the last moment: then there is a next step."""
+    try:
+        return await end(work, "completed", "stop", result=result, is_next=True)
+    except JournalGrew:
+        await work.sync()
+        return NEXT
+
+
+async def pause(work: ThreadWork) -> Wait:
+    """Pause a thread until the owner resumes it."""
+    await work.append(NewEvent("limit", {"paused": True}), changes=ThreadChanges(status="paused"))
+    return Wait("")
+
+
+async def wait_for(
+    work: ThreadWork,
+    reason: WaitReason,
+    *events: NewEvent,
+    made: ThreadChanges = _NO_CHANGES,
+    is_next: bool = False,
+) -> Wait:
+    """Let a thread wait for something that was asked or started before, or for a message."""
+    wake_at = work.state.wake_at if reason == "child" else 0
+    changes = replace(made, status="waiting", waits_for=reason, wake_at=wake_at)
+    await work.append(*events, NewEvent("asked", {"waits_for": reason}), changes=changes, is_next=is_next)
+    return Wait(reason)
+
+
+async def wait_for_message(work: ThreadWork) -> Step:
+    """Let a conversation wait for its next message, unless one has come."""
+    try:
+        return await wait_for(work, "message", is_next=True)
+    except JournalGrew:
+        await work.sync()
+        return NEXT
+
+
+async def unless_continued(
+    work: ThreadWork, key: str, kind: Literal["ask", "budget", "loop"], message: str, *, limit: str
+) -> Wait | End | None:
+    """Ask the owner whether to continue; return None if they said so, else the wait or the end of the thread."""
+    match await work.confirm(key, kind, message):
+        case "continue":
+            return None
+        case "asked":
+            return Wait("budget" if kind == "budget" else "question")
+        case "stop":
+            return await stop_at(work, limit, "The owner did not let it continue.")
+
+
+async def stop_at(work: ThreadWork, limit: str, message: str = "") -> End:
+    """End a thread at a limit with what it has so far."""
+    await work.append(NewEvent("limit", {"limit": limit}))
+    text = message or f"The limit `{limit}` is reached."
+    return await end(work, "exhausted", "limit", code=f"{limit}_exceeded", message=text)

@@ -7,9 +7,9 @@ from msgspec import field
 from kiwi_mcp.domain.errors import InvalidProgram, PolicyDenied
 from kiwi_mcp.domain.json import as_list, as_object, as_text
 from kiwi_mcp.kernel.context import VerbContext
-from kiwi_mcp.kernel.threads.code import CODE, read_program
+from kiwi_mcp.kernel.threads.code import read_program
 from kiwi_mcp.kernel.threads.runner import ThreadRunner
-from kiwi_mcp.kernel.threads.start import StartRequest
+from kiwi_mcp.kernel.threads.start import CODE, StartRequest
 from kiwi_mcp.kernel.verb import ANYONE, AnyJson, Request, verb
 from kiwi_mcp.kernel.verbs.thread import AwaitedThread, ThreadResponse, is_tainted, run_here, shown_thread, start_child
 

@@ -15,10 +15,9 @@ from kiwi_mcp.domain.times import iso, now_ms
 from kiwi_mcp.engine.schedule_times import GRACE_MS, due_time, next_time
 from kiwi_mcp.kernel.context import Services, VerbContext
 from kiwi_mcp.kernel.threads.runner import ThreadRunner
-from kiwi_mcp.kernel.threads.schedules import ScheduleServer
 from kiwi_mcp.kernel.threads.start import StartRequest, new_thread
 from kiwi_mcp.kernel.threads.wake import is_worker_running, start_worker
-from kiwi_mcp.kernel.threads.worker import queue_limits
+from kiwi_mcp.kernel.threads.worker import ScheduleServer, queue_limits
 from kiwi_mcp.kernel.verb import (
     OWNER,
     AnyJson,

@@ -21,8 +21,8 @@ from kiwi_mcp.domain.names import is_safe_path, is_tool_id
 from kiwi_mcp.domain.threads import NewEvent
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.permission import ItemVisibility
+from kiwi_mcp.kernel.threads.instructions import missing_tools, use_of
 from kiwi_mcp.kernel.threads.runner import ThreadRunner
-from kiwi_mcp.kernel.threads.skills import missing_tools, use_of
 from kiwi_mcp.kernel.verb import (
     ANYONE,
     OWNER,

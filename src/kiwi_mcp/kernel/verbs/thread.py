@@ -33,11 +33,22 @@ from kiwi_mcp.domain.threads import (
 from kiwi_mcp.domain.times import iso, now_ms
 from kiwi_mcp.kernel.approvals import is_askable
 from kiwi_mcp.kernel.context import VerbContext
-from kiwi_mcp.kernel.threads.fork import fork_of, turn_at
-from kiwi_mcp.kernel.threads.instructions import ask_about_project, decide_instructions, instruction_texts
+from kiwi_mcp.kernel.threads.instructions import (
+    ask_about_project,
+    decide_instructions,
+    instruction_texts,
+    loaded_skills,
+)
 from kiwi_mcp.kernel.threads.runner import ThreadRunner, waiting_approvals
-from kiwi_mcp.kernel.threads.skills import loaded_skills
-from kiwi_mcp.kernel.threads.start import StartRequest, lowered_limits, starter_name, switched_model, typed_inputs
+from kiwi_mcp.kernel.threads.start import (
+    StartRequest,
+    fork_of,
+    lowered_limits,
+    starter_name,
+    switched_model,
+    turn_at,
+    typed_inputs,
+)
 from kiwi_mcp.kernel.threads.transcript import redactor_for, transcript_path
 from kiwi_mcp.kernel.threads.wake import start_worker
 from kiwi_mcp.kernel.threads.work import ThreadStores

@@ -15,7 +15,7 @@ from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.threads.runner import ThreadRunner, awaited
 from kiwi_mcp.kernel.threads.start import StartRequest, lowered_limits
 from kiwi_mcp.kernel.threads.state import rebuild
-from kiwi_mcp.kernel.threads.work import ThreadStores, new_question, store_question
+from kiwi_mcp.kernel.threads.work import ThreadStores, asked_event, new_question, store_question
 from kiwi_mcp.kernel.verb import ANYONE, AnyJson, Request, Response, verb
 from kiwi_mcp.manifest.program import return_faults
 from kiwi_mcp.store.threads import ThreadFilter
@@ -74,9 +74,8 @@ async def ask_owner(request: ThreadToolRequest, context: VerbContext) -> ThreadT
         choices = as_list(request.arguments.get("choices"))
         schema: JsonObject = {"type": "string", **({"enum": choices} if choices else {})}
         known = new_question(thread, key, "ask", as_text(request.arguments.get("question")), schema)
-        body: JsonObject = {"waits_for": "ask", "question_id": known.id, "message": known.message}
-        also = partial(store_question, known)
-        await stores.do(lambda: stores.threads.append(thread, [NewEvent("asked", body)], also=also))
+        event, also = asked_event(known), partial(store_question, known)
+        await stores.do(lambda: stores.threads.append(thread, [event], also=also))
     if known.status == "open":
         raise ThreadWaiting("The owner has not answered yet.", waits_for="question", question_id=known.id)
     return ThreadToolResponse(status=known.status, answer=known.answer)
