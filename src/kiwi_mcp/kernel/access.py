@@ -27,8 +27,6 @@ from kiwi_mcp.policy.policy_files import ask, refuse_unlisted
 
 _LOOKING = frozenset({"search", "load", "help", "doctor"})
 """What the owner may ask while the policy cannot be read, so as to find out why nothing runs."""
-
-
 _LONGEST_COMMAND = 200
 
 
@@ -51,18 +49,13 @@ def caller_is_owner(asked: Asked) -> None:
     """A2 What only the owner may do is refused to everyone else."""
     if asked.access == "owner" and not asked.context.is_owner:
         name, hint = asked.declared.path, asked.declared.hint
-        typed = " ".join(["kiwi", name, *_required_texts(asked.request)])[:_LONGEST_COMMAND]
+        required = [getattr(asked.request, field.name) for field in fields(asked.request) if field.required]
+        texts = [shlex.quote(value) for value in required if isinstance(value, str)]
+        typed = " ".join(["kiwi", name, *texts])[:_LONGEST_COMMAND]
         suggestion = hint or f"Ask the owner to type `{typed}`."
         if asked.context.caller.is_direct:
             suggestion += " A program of the owner needs a token made by `kiwi up token add NAME --manage`."
         raise PolicyDenied(f"Only the owner may call `{name}`.", suggestion=suggestion)
-
-
-def _required_texts(request: Request) -> Iterator[str]:
-    """Yield what the command of a request cannot do without."""
-    for field in fields(request):
-        if field.required and isinstance(value := getattr(request, field.name), str):
-            yield shlex.quote(value)
 
 
 def remote_is_known(asked: Asked) -> None:

@@ -167,11 +167,6 @@ class Catalogs:
         """Return what is remembered of MCP servers."""
         return self._definitions_in(self._store.registry())
 
-    async def stand_still(self) -> None:
-        """Wait for what is being done beside the loop, and do nothing else."""
-        await self.near.aclose()
-        await self.far.aclose()
-
     def clear(self) -> None:
         """Keep no catalog any longer."""
         self._catalogs.clear()
@@ -180,12 +175,7 @@ class Catalogs:
 
     def _made(self, space: Space) -> Catalog:
         store = self._store
-        return Catalog(
-            space,
-            registry=store.registry,
-            definitions=self._definitions_if_any,
-            store_state=store.state,
-        )
+        return Catalog(space, registry=store.registry, definitions=self._definitions_if_any, store_state=store.state)
 
     def _definitions_if_any(self) -> McpDefinitions | None:
         """Return what is remembered of MCP servers; a store that was never used is not made to find out."""
@@ -327,10 +317,6 @@ class Services:
             return partial(ask, self.authority.manage, caller.identity)
         return lambda: self._without_private(ask(self.authority.manage, caller.identity), caller.actor or PUBLIC_ACTOR)
 
-    def sees_whole_registry(self, caller: Caller) -> bool:
-        """Whether a caller uses the registry as the owner: every caller of a kernel that serves no others."""
-        return self.serving(caller) is None or self.is_owner(caller)
-
     def serving(self, caller: Caller) -> Served | None:
         """Return how a caller is served: a thread as its starter was, in every process that runs it."""
         return caller.served if caller.origin.thread else self.served
@@ -396,7 +382,8 @@ class Services:
     async def aclose(self) -> None:
         """Release everything that is open."""
         self.is_ending = True
-        await self.catalogs.stand_still()
+        await self.catalogs.near.aclose()
+        await self.catalogs.far.aclose()
         while self._services:
             await self._services.popitem()[1].aclose()
         await asyncio.to_thread(self.recall_log.close)
@@ -451,6 +438,7 @@ class VerbContext(Struct, frozen=True, dict=True):
     def registry(self) -> Registry:
         """Return the registry as the caller sees it; a caller of a gateway without an actor sees public items only."""
         registry = self.services.store.registry()
-        if self.services.sees_whole_registry(self.caller):
+        # Every caller of a kernel that serves no others uses the registry as the owner.
+        if self.services.serving(self.caller) is None or self.is_owner:
             return registry
         return registry.as_seen_by(self.caller.actor or PUBLIC_ACTOR)

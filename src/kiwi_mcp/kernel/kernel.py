@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn, Protocol
@@ -20,6 +20,7 @@ from kiwi_mcp.catalog.lockfile import forget_signer
 from kiwi_mcp.domain.calls import NO_CALLER, Caller, Principal, Served
 from kiwi_mcp.domain.errors import Internal, KiwiError, PolicyDenied, ToolFailed, ToolNotFound, VerbNotFound
 from kiwi_mcp.domain.grants import Rights
+from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import ItemType, Source, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.mcp import Offer, OfferKind, Offers
@@ -43,12 +44,12 @@ from kiwi_mcp.kernel.verb import (
     answer_of,
     arguments_of,
     invalid,
-    no_such,
     parse,
     place_parameters,
     refusal,
 )
 from kiwi_mcp.kernel.verbs import BY_NAME, find_verb
+from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.signatures import sidecar, signature_form, split
 from kiwi_mcp.policy.policy_files import Authority, OwnerAuthority, ask
 from kiwi_mcp.policy.preferences import owner_preferences
@@ -360,19 +361,14 @@ class Kernel:
         if error.is_unknown:
             can_create = self._services.is_owner(caller) or not caller.name or caller.can_author
             error.suggest(await self._like(error, payload, caller), can_create=can_create)
-            if not error.near and can_create and (file := self._file_without_item(error.tool_id, payload)):
-                error.suggestion = f"{file} is there, but declares no item, or cannot be read as code. {_DECLARE}"
+            project = as_text(payload.get("project_path")) or self._services.catalogs.project
+            if not error.near and can_create and project and is_tool_id(error.tool_id):
+                files = sorted((Path(project) / ".ai" / "tools").glob(f"{error.tool_id}.*"))
+                if file := next((file for file in files if file.is_file()), None):
+                    error.suggestion = f"{file} is there, but declares no item, or cannot be read as code. {_DECLARE}"
         if not self._services.catalogs.project and payload.get("project_path") is None:
             error.suggestion = f"{error.suggestion} What is in a project is found with its `project_path`."
         return error
-
-    def _file_without_item(self, name: str, payload: JsonObject) -> Path | None:
-        """Return the file of that name among the tools of the project, where no item was found in it."""
-        project = as_text(payload.get("project_path")) or self._services.catalogs.project
-        if not project or not is_tool_id(name):
-            return None
-        files = sorted((Path(project) / ".ai" / "tools").glob(f"{name}.*"))
-        return next((file for file in files if file.is_file()), None)
 
     async def _like(self, error: ToolNotFound, payload: JsonObject, caller: Caller) -> Sequence[str]:
         """Return the items that the caller perhaps meant: those spelled nearly so, then what a search finds."""
@@ -396,7 +392,13 @@ async def whole(kernel: _Loads, answer: Answer) -> JsonObject:
     handle = as_text(answer.content.get("result_handle"))
     if not handle:
         return answer.content
-    text = "".join([page async for page in _pages(kernel, handle)])
+    pages: list[str] = []
+    offset: Json = 0
+    while isinstance(offset, int) and len(pages) < _PAGES:
+        page = await kernel.call("load", {"item_type": "output", "item_id": handle, "offset": offset}, NO_CALLER)
+        pages.append(as_text(page.content.get("content")))
+        offset = page.content.get("next_offset")
+    text = "".join(pages)
     rest = {word: value for word, value in answer.content.items() if not word.startswith("result_")}
     try:
         return {**rest, "result": json.loads(text)}
@@ -404,22 +406,14 @@ async def whole(kernel: _Loads, answer: Answer) -> JsonObject:
         return {**rest, "result": text}
 
 
-async def _pages(kernel: _Loads, handle: str) -> AsyncIterator[str]:
-    offset: object = 0
-    for _ in range(_PAGES):
-        if not isinstance(offset, int):
-            return
-        page = await kernel.call("load", {"item_type": "output", "item_id": handle, "offset": offset}, NO_CALLER)
-        yield as_text(page.content.get("content"))
-        offset = page.content.get("next_offset")
-
-
 def _refuse_unknown(verb: str, payload: JsonObject) -> NoReturn:
     """Refuse a payload that names no verb."""
     known = BY_NAME.get(verb)
     if known is None:
         raise VerbNotFound(verb, verbs=list(BY_NAME))
-    raise invalid(verb, [no_such("action", str(payload.get("action")), [*known.verbs])])
+    action, actions = str(payload.get("action")), [*known.verbs]
+    fix = f"{did_you_mean(action, actions)}Use one of: {', '.join(actions)}."
+    raise invalid(verb, [Issue("action", f"there is no {action[:60]!r}", fix)])
 
 
 def _refusal(error: KiwiError, verb: str, payload: JsonObject) -> Answer:

@@ -338,15 +338,14 @@ def with_client_requests(plan: Plan, allowed: Sequence[str]) -> Plan:
 
 def refuse_denied(verdict: Verdict, tool: Tool) -> None:
     """Refuse what no right covers, or what does not meet a condition."""
-    match verdict:
-        case Deny(reason=reason, rule=rule, grant=grant):
-            raise PolicyDenied(
-                f"{tool.id!r} may not run: {reason}.",
-                suggestion="Ask the owner: the rule stands in policy.yaml or config.yaml of the user space.",
-                tool_id=tool.id,
-                rule=rule,
-                grant=grant,
-            )
+    if isinstance(verdict, Deny):
+        raise PolicyDenied(
+            f"{tool.id!r} may not run: {verdict.reason}.",
+            suggestion="Ask the owner: the rule stands in policy.yaml or config.yaml of the user space.",
+            tool_id=tool.id,
+            rule=verdict.rule,
+            grant=verdict.grant,
+        )
 
 
 def lock_changes(chain: Chain, call: Call) -> tuple[str, ...]:

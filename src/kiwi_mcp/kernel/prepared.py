@@ -169,7 +169,13 @@ def plan_digest(plan: Plan) -> str:
             )
         )  # fmt: skip
     elif isinstance(spec, HttpSpec) and spec.body is None:
-        spec_text = _request_text(spec)
+        # What is shown of a request without a body is often the same for every call of a tool.
+        key = (*_shown(spec), *spec.headers.items())
+        if (known := _requests.get(key)) is None:
+            if len(_requests) >= _REQUESTS_KEPT:
+                _requests.clear()
+            known = _requests[key] = canonical(spec.to_json())
+        spec_text = known
     else:
         spec_text = canonical(spec.to_json())
     text = b"".join(
@@ -190,16 +196,6 @@ def plan_digest(plan: Plan) -> str:
     return sha256(text).hexdigest()
 
 
-def _request_text(spec: HttpSpec) -> bytes:
-    """Return what is shown of a request without a body, which is often the same for every call of a tool."""
-    key = (*_shown(spec), *spec.headers.items())
-    if (known := _requests.get(key)) is None:
-        if len(_requests) >= _REQUESTS_KEPT:
-            _requests.clear()
-        known = _requests[key] = canonical(spec.to_json())
-    return known
-
-
 @lru_cache(maxsize=256)
 def _profile_text(profile: SandboxProfile | None) -> bytes:
     return canonical(profile.to_json() if profile else None)
@@ -212,20 +208,10 @@ def _links_text(links: tuple[tuple[str, str], ...]) -> bytes:
 
 # Few are kept of what may hold parameters: each can be large.
 @lru_cache(maxsize=32)
-def _argv_text(argv: tuple[str, ...]) -> bytes:
-    return canonical(argv)
-
-
-@lru_cache(maxsize=32)
 def _env_text(env: tuple[tuple[str, str], ...]) -> bytes:
     return canonical(dict(env))
 
 
-@lru_cache(maxsize=1_024)
-def _text(word: str) -> bytes:
-    return canonical(word)
-
-
-@lru_cache(maxsize=64)
-def _timeout_text(seconds: float) -> bytes:
-    return canonical(seconds)
+_argv_text = lru_cache(maxsize=32)(canonical)
+_text = lru_cache(maxsize=1_024)(canonical)
+_timeout_text = lru_cache(maxsize=64)(canonical)

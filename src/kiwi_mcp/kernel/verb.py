@@ -153,11 +153,6 @@ class Verb(msgspec.Struct, frozen=True, kw_only=True):
         """The command: group and name."""
         return f"{self.group} {self.name}".strip()
 
-    @property
-    def takes_parameters(self) -> bool:
-        """Whether its request has `parameters` of its own, as `execute` has."""
-        return "parameters" in self.request.__struct_encode_fields__
-
 
 DECLARED: dict[tuple[str, ...], Verb] = {}
 """The verbs of the modules that are loaded, by their wire words."""
@@ -204,7 +199,9 @@ def verb(
             wire=words,
             request=hints["request"],
             response=response or hints["return"],
-            function=function if _is_async(function) else _in_thread(function),
+            function=function
+            if _is_async(function)
+            else lambda request, context: asyncio.to_thread(function, request, context),
             help=" ".join((function.__doc__ or "").split()),
             access=access,
             hint=hint,
@@ -223,10 +220,6 @@ def verb(
         return function
 
     return declare
-
-
-def _in_thread(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Awaitable[Any]]:
-    return lambda request, context: asyncio.to_thread(function, request, context)
 
 
 def Option(  # noqa: N802 - it is written where a type is
@@ -345,7 +338,7 @@ _EXECUTE_KEYS = frozenset(ExecuteRequest.__struct_fields__) - {"action"}
 def payload_of(verb: Verb, arguments: JsonObject) -> JsonObject:
     """Return the arguments of a verb as `Kernel.call` takes them."""
     word, *action = verb.wire
-    if word != "execute" or verb.takes_parameters:
+    if word != "execute" or "parameters" in verb.request.__struct_encode_fields__:
         return {**arguments, **({"action": action[0]} if action else {})}
     parameters = {name: value for name, value in arguments.items() if name not in _EXECUTE_KEYS}
     own = {name: value for name, value in arguments.items() if name in _EXECUTE_KEYS}
@@ -454,45 +447,29 @@ def _schema(request: type[Request]) -> JsonObject:
     return msgspec.json.schema(request, schema_hook=_secret_schema)
 
 
-def no_such(place: str, given: str, known: Sequence[str]) -> Issue:
-    """Return the issue of a value that is not one of a list."""
-    return Issue(place, f"there is no {given[:60]!r}", f"{did_you_mean(given, known)}Use one of: {', '.join(known)}.")
-
-
 _SILENT = {"title", "$defs", "additionalProperties", "maxLength", "minimum", "maximum"}
 """What a schema says to programs only: the kernel checks it and tells what is wrong, so a model need not pay for it."""
 
 
 def input_schema(request: type[Request]) -> JsonObject:
     """Return the schema of a request as a model needs it: self-contained, without titles and null alternatives."""
-    schema = _in_order(request)
-    short = dict(_shorten_object(schema, as_object(schema.get("$defs", {}))))
-    short.pop("description", None)  # the tool's own description says it better
-    return short
-
-
-def _in_order(request: type[Request]) -> JsonObject:
-    """Return the schema of a request with each choice in the order of its declaration; msgspec sorts them."""
     schema, hints = _schema(request), get_type_hints(request)
     shared = as_object(schema.get("$defs"))
     own = as_object(shared[request.__name__]) if request.__name__ in shared else schema
-    fields = {
-        name: _with_choices(as_object(field), choices) if (choices := _choices(hints[name])) else field
-        for name, field in as_object(own.get("properties")).items()
-    }
-    return {**own, "properties": fields, "$defs": shared}
+    fields = dict(as_object(own.get("properties")))
+    for name, field in fields.items():
+        if choices := _choices(hints[name]):  # in the order of their declaration; msgspec sorts them
+            rest = {word: value for word, value in as_object(field).items() if word not in {"enum", "anyOf"}}
+            fields[name] = {"enum": [*choices], "type": "string", **rest}
+    short = dict(_shorten_object({**own, "properties": fields, "$defs": shared}, shared))
+    short.pop("description", None)  # the tool's own description says it better
+    return short
 
 
 def _choices(hint: object) -> tuple[str, ...]:
     if get_origin(hint) is Literal:
         return get_args(hint)
     return next((found for part in get_args(hint) if (found := _choices(part))), ())
-
-
-def _with_choices(field: JsonObject, choices: Sequence[str]) -> JsonObject:
-    enum: JsonObject = {"enum": [*choices], "type": "string"}
-    rest = {word: value for word, value in field.items() if word not in {"enum", "anyOf"}}
-    return {**enum, **rest}
 
 
 def _shorten(node: Json, shared: JsonObject) -> Json:
@@ -507,28 +484,25 @@ def _shorten_object(node: JsonObject, shared: JsonObject) -> JsonObject:
     if reference := as_text(node.get("$ref")):
         named = as_object(shared[reference.rpartition("/")[2]])
         return _shorten_object({**named, **{word: value for word, value in node.items() if word != "$ref"}}, shared)
-    plain = {**node, **_only_choice(node)}
+    plain = dict(node)
+    choices = [as_object(choice) for choice in as_list(node.get("anyOf"))]
+    real = [choice for choice in choices if choice.get("type") != "null"]
+    if len(real) == 1 and len(choices) > 1:  # `X or null`: an absent parameter says the same as null
+        plain |= {**real[0], "anyOf": None}
     if all(isinstance(choice, str) for choice in as_list(plain.get("enum"))) and "enum" in plain:
-        plain = {**plain, "type": "string"}
-    return {word: _part(word, value, shared) for word, value in sorted(plain.items()) if not _is_noise(word, value)}
+        plain["type"] = "string"
+    # A parameter left out is understood as empty, zero or false, so only other defaults are worth a word.
+    return {
+        word: _part(word, value, shared)
+        for word, value in sorted(plain.items())
+        if word not in _SILENT and (value or word not in {"default", "anyOf", "required"})
+    }
 
 
 def _part(word: str, value: Json, shared: JsonObject) -> Json:
     if word == "properties":  # its members are names of the request's own, which may be called `title`
         return {name: _shorten(part, shared) for name, part in as_object(value).items()}
     return value if word in {"default", "enum", "const"} else _shorten(value, shared)
-
-
-def _only_choice(node: JsonObject) -> JsonObject:
-    """Return what remains of `X or null`: an absent parameter says the same as null."""
-    choices = [as_object(choice) for choice in as_list(node.get("anyOf"))]
-    real = [choice for choice in choices if choice.get("type") != "null"]
-    return {**real[0], "anyOf": None} if len(real) == 1 and len(choices) > 1 else {}
-
-
-def _is_noise(word: str, value: Json) -> bool:
-    # A parameter left out is understood as empty, zero or false, so only other defaults are worth a word.
-    return word in _SILENT or (word in {"default", "anyOf", "required"} and not value)
 
 
 class Answer(msgspec.Struct, frozen=True):
