@@ -60,6 +60,11 @@ def issue_text(issue: JsonObject) -> str:
     return f"{fault}\n      fix: {as_text(issue.get('fix'))}"
 
 
+def count_text(number: Json, noun: str) -> str:
+    """Return a number with its noun, such as `1 turn` or `2 turns`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def first_sentence(text: str) -> str:
     """Return the first sentence of a description."""
     line = text.strip().partition("\n")[0]

@@ -87,7 +87,7 @@ VERBS: tuple[VerbFamily, ...] = (
     VerbFamily("status", "What is here, what waits, and what to do next.", {"": "status"}, is_read_only=True),
     VerbFamily("list", "The items of the project's and the user's own folders.", {"": "status"}, is_read_only=True),
     VerbFamily(
-        "tasks", "Calls that went on as tasks: which there are, and stop one.", _actions({"tasks": "list show cancel"})
+        "tasks", "Calls that went on as tasks: which there are, and stop one.", _actions({"runs": "list show cancel"})
     ),
     VerbFamily(
         "thread",
@@ -95,8 +95,7 @@ VERBS: tuple[VerbFamily, ...] = (
         _actions(
             {
                 "thread": "list start show watch answer inject pause resume cancel fork instructions",
-                "thread_journal": "costs verify export erase keep",
-                "thread_replay": "record replay eval",
+                "thread_journal": "costs verify export erase keep record replay eval",
             }
         ),
         runs_items=True,
@@ -107,7 +106,7 @@ VERBS: tuple[VerbFamily, ...] = (
         _actions({"schedule": "list add pause run remove"}),
         runs_items=True,
     ),
-    VerbFamily("worker", "Run the threads in the queue, and serve schedules.", {"": "worker"}, runs_items=True),
+    VerbFamily("worker", "Run the threads in the queue, and serve schedules.", {"": "schedule"}, runs_items=True),
     VerbFamily(
         "thread_tools",
         "What the thread tools do.",

@@ -41,8 +41,7 @@ from kiwi_mcp.kernel.verbs.prefer import advice
 from kiwi_mcp.kernel.verbs.relax import holds
 from kiwi_mcp.kernel.verbs.schedule import due_warnings
 from kiwi_mcp.kernel.verbs.search import SOURCES, card_sources, open_indexes
-from kiwi_mcp.kernel.verbs.thread import count_text
-from kiwi_mcp.kernel.view import Data, ViewItem
+from kiwi_mcp.kernel.view import Data, ViewItem, count_text
 from kiwi_mcp.manifest.home_config import FILE_NAME as CONFIG
 from kiwi_mcp.manifest.home_config import home_config, memory_folder
 from kiwi_mcp.manifest.runtime import RuntimeConfig, runtime_config

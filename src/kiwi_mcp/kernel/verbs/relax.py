@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, NotFound, PolicyDenied
@@ -25,10 +26,6 @@ from kiwi_mcp.policy.authorize import verify
 from kiwi_mcp.policy.isolation import IsolationDecision, decide_isolation, external_code, remedy
 from kiwi_mcp.policy.policy_files import minimum
 from kiwi_mcp.store.authors import Relaxation
-
-_OUTSIDE: tuple[Level, ...] = ("trusted", "standard")
-
-RelaxedItem = Annotated[NameText, Argument("A tool, by any of its names.", "ITEM")]
 
 
 class RelaxedTool(Response, frozen=True, kw_only=True):
@@ -83,10 +80,15 @@ def holds(one: Relaxation, catalog: Catalog) -> bool:
         return False
 
 
-class RelaxRequest(ProjectRequest, frozen=True, kw_only=True):
+class UnrelaxRequest(ProjectRequest, frozen=True, kw_only=True):
+    """Which tool."""
+
+    item_id: Annotated[NameText, Argument("A tool, by any of its names.", "ITEM")]
+
+
+class RelaxRequest(UnrelaxRequest, frozen=True, kw_only=True):
     """Which tool, to which level, and why."""
 
-    item_id: RelaxedItem
     to: Annotated[
         Literal["trusted", "standard", "sandboxed"], Option("trusted, standard or sandboxed.", metavar="LEVEL")
     ] = "standard"
@@ -136,15 +138,16 @@ def _relaxed(request: RelaxRequest, catalog: Catalog, store: Store, origins: Pro
     tool, level = chain.tool, request.to
     before = origins.held(chain)
     _refuse(chain, before, level)
+    response = RelaxResponse(
+        tool_id=tool.id,
+        identity=tool.identity,
+        digest=tool.digest,
+        status="unchanged",
+        level=before.level,
+        message=f"{tool.id} runs under {before.level} already",
+    )
     if LEVELS.index(before.level) <= LEVELS.index(level):
-        return RelaxResponse(
-            tool_id=tool.id,
-            identity=tool.identity,
-            digest=tool.digest,
-            status="unchanged",
-            level=before.level,
-            message=f"{tool.id} runs under {before.level} already",
-        )
+        return response
     home = next(filter(None, map(home_of, chain.links)), "")
     store.authors().relax(
         Relaxation(
@@ -159,10 +162,8 @@ def _relaxed(request: RelaxRequest, catalog: Catalog, store: Store, origins: Pro
         )
     )
     after = decide_isolation(chain, [link.provenance for link in before.floors], level)
-    return RelaxResponse(
-        tool_id=tool.id,
-        identity=tool.identity,
-        digest=tool.digest,
+    return replace(
+        response,
         status="relaxed",
         level=after.level,
         message=f"{tool.id} runs under {after.level} from now on, as it is now; an edit ends that",
@@ -172,7 +173,7 @@ def _relaxed(request: RelaxRequest, catalog: Catalog, store: Store, origins: Pro
 
 
 def _warnings(chain: Chain, level: Level) -> list[str]:
-    tool, is_outside = chain.tool, level in _OUTSIDE
+    tool, is_outside = chain.tool, level in {"trusted", "standard"}
     warnings = [f"under {level} it sees and reaches what you do"] if is_outside else []
     if is_outside and (chain.server or tool.manifest.mutates_state or chain.needs.write):
         named = f"'mcp/{tool.id}/*'" if chain.server else tool.id
@@ -207,12 +208,6 @@ def _refuse(chain: Chain, before: IsolationDecision, level: Level) -> None:
             suggestion=f"{remedy('unknown', strange.identity)} Or relax it to `sandboxed`.",
             tool_id=tool.id,
         )
-
-
-class UnrelaxRequest(ProjectRequest, frozen=True, kw_only=True):
-    """Which tool."""
-
-    item_id: RelaxedItem
 
 
 class UnrelaxResponse(Response, frozen=True, kw_only=True):

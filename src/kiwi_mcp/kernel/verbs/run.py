@@ -46,7 +46,6 @@ _FAILURES: dict[Status, tuple[str, str]] = {
     "unavailable": ("unavailable", "Unavailable"),
     "cancelled": ("cancelled", "Cancelled"),
 }
-_EXIT_FAILED = 1
 _CODE = "builtin/kiwi/code"
 _UNFINISHED = ("queued", "running", "waiting", "paused")
 """The statuses of a thread that has not ended."""
@@ -181,9 +180,8 @@ async def run(request: RunRequest, context: VerbContext) -> Answer:
         answer = _answer(run, request, call_context)
     if not warnings:
         return answer
-    return replace(
-        answer, content={**answer.content, "warnings": [*as_list(answer.content.get("warnings")), *warnings]}
-    )
+    found = [*as_list(answer.content.get("warnings")), *warnings]
+    return replace(answer, content={**answer.content, "warnings": found})
 
 
 class CodeRequest(Request, frozen=True, kw_only=True):
@@ -200,7 +198,10 @@ class CodeRequest(Request, frozen=True, kw_only=True):
 async def run_code(request: CodeRequest, context: VerbContext) -> Answer:
     """Run a program that calls items as functions, in a sandbox; only its result is returned."""
     wanted = RunRequest(
-        item_id=_CODE, parameters=request.parameters, project_path=request.project_path, dry_run=request.dry_run
+        item_id="builtin/kiwi/code",
+        parameters=request.parameters,
+        project_path=request.project_path,
+        dry_run=request.dry_run,
     )
     return await run(wanted, context)
 
@@ -216,13 +217,13 @@ def _taken(strays: Sequence[str], call: Call, context: Context) -> Sequence[str]
 async def _as_thread(request: RunRequest, context: VerbContext) -> Answer:
     """Start a directive or a thread item, and return how it ended, what it waits for, or how to follow it."""
     began = time.monotonic()
-    payload: dict[str, Json] = {"action": "start", "item_id": request.item_id, "inputs": request.parameters}
-    payload |= {"project_path": request.project_path} if request.project_path else {}
-    started = await context.services.dispatch("thread", {**payload, "wait": request.wait}, context.caller)
+    payload: JsonObject = {"action": "start", "item_id": request.item_id, "inputs": request.parameters}
+    project: JsonObject = {"project_path": request.project_path} if request.project_path else {}
+    started = await context.services.dispatch("thread", {**payload, **project, "wait": request.wait}, context.caller)
     if started.error is not None:
         raise started.error
-    content, about = started.content, {"tool_id": request.item_id, "action": "run"}
-    response: JsonObject = {**about, **{name: content[name] for name in _OF_THREAD if name in content}}
+    content, known = started.content, {name: started.content[name] for name in _OF_THREAD if name in started.content}
+    response: JsonObject = {"tool_id": request.item_id, "action": "run", **known}
     if content["status"] in _UNFINISHED:
         return Answer(response, exit_code=started.exit_code)
     response = {**response, "execution_time_ms": int((time.monotonic() - began) * 1_000)}
@@ -241,7 +242,6 @@ async def _as_thread(request: RunRequest, context: VerbContext) -> Answer:
 async def _plan(request: RunRequest, context: Context) -> Answer:
     """Return what a call would do: the plan, judged by every rule, and nothing done."""
     planned = plan_call(request.call(context), context)
-    gate = ApprovalGate(context)
     return Answer(
         {
             "tool_id": planned.chain.tool.id,
@@ -249,7 +249,7 @@ async def _plan(request: RunRequest, context: Context) -> Answer:
             "status": "planned",
             "plan": planned.plan.to_json(),
             "plan_digest": planned.digest,
-            "approval": await asyncio.to_thread(gate.preview, planned),
+            "approval": await asyncio.to_thread(ApprovalGate(context).preview, planned),
             **({"steps": _planned_steps(planned, context)} if "steps" in planned.plan.facts else {}),
             **({"warnings": list(planned.warnings)} if planned.warnings else {}),
         }
@@ -260,23 +260,21 @@ def _planned_steps(planned: Run, context: Context) -> list[Json]:
     """Return the steps of a composite, each with its own plan if its parameters are known before it runs."""
     found: list[Json] = []
     for step in map(as_object, as_list(planned.plan.facts["steps"])):
-        identity, known = as_text(step.get("identity")), step.get("inputs")
+        identity, known, plan = as_text(step.get("identity")), step.get("inputs"), dict[str, Json]()
         call = Call(identity, planned.call.space, as_object(known))
-        found.append({**step, **(_planned_step(call, context, is_known=known is not None) if identity else {})})
+        try:
+            if identity and known is None:  # the item is judged without parameters
+                chain = callable_chain(call, context)
+                prepare(chain, context.services.drivers.of(chain, tuple), call, context)
+            elif identity:
+                inner = plan_call(call, context)
+                plan = {"plan": inner.plan.to_json(), "approval": ApprovalGate(context).preview(inner)}
+                if "steps" in inner.plan.facts:
+                    plan["steps"] = _planned_steps(inner, context)
+        except KiwiError as error:
+            plan = {"refused": {"code": error.code, "message": error.message, "suggestion": error.suggestion}}
+        found.append({**step, **plan})
     return found
-
-
-def _planned_step(call: Call, context: Context, *, is_known: bool) -> JsonObject:
-    try:
-        if not is_known:  # the item is judged without parameters
-            chain = callable_chain(call, context)
-            prepare(chain, context.services.drivers.of(chain, tuple), call, context)
-            return {}
-        planned = plan_call(call, context)
-        inner: JsonObject = {"steps": _planned_steps(planned, context)} if "steps" in planned.plan.facts else {}
-        return {"plan": planned.plan.to_json(), "approval": ApprovalGate(context).preview(planned), **inner}
-    except KiwiError as error:
-        return {"refused": {"code": error.code, "message": error.message, "suggestion": error.suggestion}}
 
 
 def _answer(run: Run, request: RunRequest, context: Context) -> Answer:
@@ -293,7 +291,7 @@ def _answer(run: Run, request: RunRequest, context: Context) -> Answer:
         "identity": tool.identity,
         "integrity": tool.integrity,
         **({"warnings": list(warnings)} if warnings else {}),
-        **(_checkpoint(run) if run.checkpoint else {}),
+        **_checkpoint(run),
         **({"approval": run.approved_by.to_json()} if run.approved_by else {}),
         **outcome.details,
     }
@@ -320,7 +318,7 @@ def _answer(run: Run, request: RunRequest, context: Context) -> Answer:
         "message": outcome.message or title,
         "suggestion": outcome.suggestion or "Check tool parameters and logic; the logs say what the tool printed.",
     }
-    return Answer({**failure, **response}, is_error=True, exit_code=_EXIT_FAILED, passed=outcome.passed)
+    return Answer({**failure, **response}, is_error=True, exit_code=1, passed=outcome.passed)
 
 
 def _checkpoint(run: Run) -> JsonObject:
@@ -328,9 +326,9 @@ def _checkpoint(run: Run) -> JsonObject:
     summary = run.checkpoint.summary if run.checkpoint else None
     if not summary:
         return {}
+    if summary is not checkpoints.OFFER:
+        return {"checkpoint": summary}
     operation: JsonObject = {"operation": run.chain.tool.id}
     call: JsonObject = {"item_type": "directive", "item_id": "git_checkpoint", "parameters": operation}
     hint = f"Run it with `checkpoint: true` next time; then execute {compact(call)} reviews what it changed."
-    return {"checkpoint": summary} | (
-        {"checkpoint_recommended": True, "checkpoint_hint": hint} if summary is checkpoints.OFFER else {}
-    )
+    return {"checkpoint": summary, "checkpoint_recommended": True, "checkpoint_hint": hint}

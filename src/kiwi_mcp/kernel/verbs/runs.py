@@ -1,27 +1,30 @@
-"""runs: the records of calls; list, show, prune."""
+"""runs and tasks: the records of calls, and calls that continue in the background; list, show, prune, cancel."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from textwrap import indent
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
+from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import InvalidRequest, NotFound, PolicyDenied, RunNotFound
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.domain.records import RunRecord, RunStatus
-from kiwi_mcp.domain.times import is_run_id, milliseconds, moment_in
+from kiwi_mcp.domain.times import is_run_id, iso, milliseconds, moment_in, now_ms
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.paths import outputs_home, user_space
 from kiwi_mcp.kernel.verb import (
     ANYONE,
+    OWNER,
     AnyJson,
     Argument,
     LongText,
@@ -33,16 +36,18 @@ from kiwi_mcp.kernel.verb import (
     filled,
     verb,
 )
-from kiwi_mcp.kernel.view import Data, Hint, Notice, ViewItem, field_rows, rows
+from kiwi_mcp.kernel.view import Data, Hint, Notice, ViewItem, count_text, field_rows, rows
 from kiwi_mcp.manifest.names import did_you_mean, short
 from kiwi_mcp.store.outputs import preview, read_record
 from kiwi_mcp.store.runs import RunFilter, Runs
+from kiwi_mcp.store.tasks import Task, Tasks
+
+Found = TypeVar("Found", RunRecord, Task)
 
 _MOST_STEPS = 1_000
-_PREFIX = re.compile(r"[0-9A-Za-z]{6,25}")
-"""The beginning of an id, long enough to mean one."""
 _ID_LENGTH = 26
 _NAMED = 20
+_NEAR_TASKS = 10
 _LOOKED_AT = 1_000
 _RESULT_FIELDS = frozenset({"result", "result_is_preview", "result_characters", "result_handle", "logs"})
 _WHEN = "A time, or an age: 2h, 3d."
@@ -122,7 +127,7 @@ def listed(request: RunsListRequest, store: Runs, now: datetime) -> RunsListResp
     wanted = RunFilter(
         tool_id=short(request.tool) if request.tool else None,
         status=request.status,
-        project=_project(request.project_path) if request.project_path else None,
+        project=_real(request.project_path) if request.project_path else None,
         since=moment_in("since", request.since, now),
         until=moment_in("until", request.until, now),
         before=request.before,
@@ -145,7 +150,7 @@ def _known_tools(tool_id: str, store: Runs) -> str:
     return f"No run of {tool_id!r} is recorded. {did_you_mean(tool_id, known)}Recorded lately: {listed}."
 
 
-def _project(path: str) -> str:
+def _real(path: str) -> str:
     try:
         return os.path.realpath(path, strict=True)
     except (OSError, ValueError):
@@ -217,21 +222,24 @@ def shown(request: RunShowRequest, store: Runs) -> RunResponse:
 
 def _found(run_id: str, store: Runs) -> RunRecord:
     """Return the run with an id, or the only run with an id that begins so."""
-    if not _PREFIX.fullmatch(run_id):
+    if not re.fullmatch(r"[0-9A-Za-z]{6,25}", run_id):
         return store.get(run_id)
     start = run_id.upper()
     # Ids are in the order of time, so ids with the same beginning are adjacent.
     near = store.list(RunFilter(before=start.ljust(_ID_LENGTH, "Z"), limit=_NAMED))
-    match [run for run in near if run.id.startswith(start)]:
-        case []:
-            raise RunNotFound(run_id)
-        case [run]:
-            return run
-        case several:
-            raise InvalidRequest(
-                f"{run_id!r} is the beginning of several runs.",
-                suggestion=f"Write more of it: {', '.join(run.id for run in several)}.",
-            )
+    if not (found := [run for run in near if run.id.startswith(start)]):
+        raise RunNotFound(run_id)
+    return _only(found, run_id, "runs")
+
+
+def _only(found: Sequence[Found], start: str, what: str) -> Found:
+    """Return the one that an id's beginning means; refuse a beginning that several have."""
+    if len(found) > 1:
+        raise InvalidRequest(
+            f"{start!r} is the beginning of several {what}.",
+            suggestion=f"Write more of it: {', '.join(one.id for one in found)}.",
+        )
+    return found[0]
 
 
 def _result(run: RunRecord, store: Runs) -> JsonObject:
@@ -246,9 +254,8 @@ def _result(run: RunRecord, store: Runs) -> JsonObject:
     except NotFound:
         return {}
     # Another machine, or another time, may have another file under that name.
-    return (
-        {word: record[word] for word in ("result", "logs") if word in record} if record.get("run_id") == run.id else {}
-    )
+    is_own = record.get("run_id") == run.id
+    return {word: record[word] for word in ("result", "logs") if is_own and word in record}
 
 
 class RunsPruneResponse(Response, frozen=True, kw_only=True):
@@ -275,5 +282,117 @@ def pruned(store: Runs, now: datetime) -> RunsPruneResponse:
         if not step.runs and not step.results:
             break
         removed, results = removed + step.runs, results + step.results
-    message = f"{removed} run{'s' * (removed != 1)} and {results} large result{'s' * (results != 1)} removed"
+    message = f"{count_text(removed, 'run')} and {count_text(results, 'large result')} removed"
     return RunsPruneResponse(message=message, runs=removed, results=results)
+
+
+_ASK_OWN = "Ask about a task of your own with `tasks/get`, by the id you were given."
+
+
+class TasksListRequest(Request, frozen=True, kw_only=True):
+    """How many tasks to list."""
+
+    limit: Annotated[int, Meta(ge=1, le=1_000), Option("At most this many.")] = 20
+
+
+class TaskResponse(Response, frozen=True, kw_only=True):
+    """One task; `questions`, `result` or `error` where it is shown whole."""
+
+    task_id: str
+    identity: str | UnsetType = UNSET
+    status: str
+    message: str | UnsetType = UNSET
+    created_at: str
+    updated_at: str
+    expires_at: str
+    principal: str | UnsetType = UNSET
+    questions: AnyJson | UnsetType = UNSET
+    result: AnyJson | UnsetType = UNSET
+    error: AnyJson | UnsetType = UNSET
+    action: str | UnsetType = UNSET
+
+
+class TasksListResponse(Response, frozen=True, kw_only=True):
+    """Tasks, the newest first."""
+
+    tasks: list[TaskResponse]
+
+
+def _tasks_view(response: TasksListResponse) -> Iterator[ViewItem]:
+    yield from rows(map(_task_row, response.tasks), "No tasks to show.")
+    if response.tasks:
+        yield Hint("`kiwi tasks show TASK` shows one, `kiwi tasks cancel TASK` stops it; 4 characters are enough.")
+
+
+def _task_row(task: TaskResponse) -> str:
+    principal = f"for {task.principal}" if task.principal else ""
+    details = "  ".join(filter(None, (task.identity or "", principal, task.message or "")))
+    return f"{task.task_id}  {task.created_at[:19]}  {task.status:<14}  {details}"
+
+
+@verb("list", group="tasks", access=OWNER, hint=_ASK_OWN, records=False, aliases=("tasks",), shows=_tasks_view)
+def list_tasks(request: TasksListRequest, context: VerbContext) -> TasksListResponse:
+    """List the calls that continue as tasks."""
+    found = context.services.tasks().list(now_ms(), limit=request.limit)
+    return TasksListResponse(tasks=[_task_response(task) for task in found])
+
+
+class TaskRequest(Request, frozen=True, kw_only=True):
+    """Which task."""
+
+    task_id: Annotated[NameText, Argument("The task: its id, or the beginning of it.", "TASK")]
+
+
+@verb(
+    "show", group="tasks", access=OWNER, hint=_ASK_OWN, records=False, aliases=("tasks TASK",),
+    shows=partial(field_rows, width=12),
+)  # fmt: skip
+def show_task(request: TaskRequest, context: VerbContext) -> TaskResponse:
+    """Show one whole task."""
+    return _task_response(_found_task(request.task_id, context.services.tasks()), is_whole=True)
+
+
+@verb("cancel", group="tasks", access=OWNER, hint=_ASK_OWN, aliases=("tasks --cancel",))
+def cancel_task(request: TaskRequest, context: VerbContext) -> TaskResponse:
+    """Stop a task."""
+    store = context.services.tasks()
+    task = _found_task(request.task_id, store)
+    if task.is_over:
+        message = f"It is over already: {task.status}."
+    else:
+        store.stop(task.id, None)
+        message = "It was asked to stop, and does so within seconds."
+    return replace(_task_response(task), action="cancel", message=message)
+
+
+def _task_response(task: Task, *, is_whole: bool = False) -> TaskResponse:
+    detail = task.detail if is_whole else UNSET
+    return filled(
+        TaskResponse,
+        task,
+        task_id=task.id,
+        created_at=iso(task.created_at),
+        updated_at=iso(task.updated_at),
+        expires_at=iso(task.expires_at),
+        questions=detail if task.status == "input_required" else UNSET,
+        result=detail if task.status == "completed" else UNSET,
+        error=detail if task.status == "failed" else UNSET,
+    )
+
+
+def _found_task(task_id: str, store: Tasks) -> Task:
+    """Return the task with an id, or the only task with an id that begins so."""
+    if re.fullmatch(r"[0-9a-f]{1,3}", task_id):
+        raise InvalidRequest(
+            f"{task_id!r} is too short to mean one task.", suggestion="Write at least 4 characters of its id."
+        )
+    is_id = re.fullmatch(r"[0-9a-f]{4,32}", task_id)
+    near = store.list(now_ms(), limit=_NEAR_TASKS, prefix=task_id) if is_id else ()
+    if not near:
+        raise NotFound(
+            f"No task {task_id[:40]!r} is stored here.",
+            suggestion="List tasks with `kiwi tasks`; they are removed an hour after their end. A task that runs a "
+            "thread has the id of that thread: `kiwi thread list`.",
+            task_id=task_id[:40],
+        )
+    return _only(near, task_id, "tasks")

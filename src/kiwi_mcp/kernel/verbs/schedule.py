@@ -1,15 +1,14 @@
-"""schedule: start directives as threads at the times of a cron expression; list, add, pause, run, remove."""
+"""schedule: start directives as threads at the times of a cron expression; worker: run the threads in the queue."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType, field
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.schedules import Misfire, Occurrence, Overlap, Schedule
 from kiwi_mcp.domain.times import iso, now_ms
 from kiwi_mcp.engine.schedule_times import GRACE_MS, due_time, next_time
@@ -17,7 +16,7 @@ from kiwi_mcp.kernel.context import Services, VerbContext
 from kiwi_mcp.kernel.threads.runner import ThreadRunner
 from kiwi_mcp.kernel.threads.start import StartRequest, new_thread
 from kiwi_mcp.kernel.threads.wake import is_worker_running, start_worker
-from kiwi_mcp.kernel.threads.worker import ScheduleServer, queue_limits
+from kiwi_mcp.kernel.threads.worker import ScheduleServer, Worker, WorkerOptions, queue_limits
 from kiwi_mcp.kernel.verb import (
     OWNER,
     AnyJson,
@@ -29,6 +28,7 @@ from kiwi_mcp.kernel.verb import (
     Option,
     Request,
     Response,
+    filled,
     verb,
 )
 from kiwi_mcp.kernel.verbs.thread import Inputs, Limits, Priority, Queue
@@ -136,9 +136,9 @@ class ScheduleAddRequest(Request, frozen=True, kw_only=True):
 async def add_schedule(request: ScheduleAddRequest, context: VerbContext) -> ScheduleLine:
     """Start a directive by itself at the times of a cron expression."""
     services = context.services
-    catalog = services.catalogs.at(request.project_path)
+    own = services.context(context.caller, services.catalogs.at(request.project_path))
     wanted = StartRequest(request.item_id, request.inputs, request.limits, request.model or "")
-    thread, _ = new_thread(wanted, services.context(context.caller, catalog))  # what could not start is refused now
+    thread, _ = new_thread(wanted, own)  # what could not start is refused now
     queue_limits(services.user)
     now, zone = now_ms(), request.zone or "UTC"
     schedule = Schedule(
@@ -159,7 +159,7 @@ async def add_schedule(request: ScheduleAddRequest, context: VerbContext) -> Sch
         next_at=(at := next_time(request.cron, zone, now)),
     )
     schedule = replace(schedule, due_at=due_time(schedule, at))
-    server = context.services.one(ScheduleServer)
+    server = services.one(ScheduleServer)
     await server.stores.do(partial(server.schedules.add, schedule))
     start_worker(services.user)
     return _line(schedule)
@@ -191,17 +191,17 @@ async def pause_schedule(request: SchedulePauseRequest, context: VerbContext) ->
     return _line(changed)
 
 
-def _run_view(response: ScheduleRunResponse) -> Iterator[ViewItem]:
-    yield Notice(f"thread {response.thread_id}: {response.status}")
-    yield Hint(f"`kiwi thread watch {response.thread_id}` follows it.")
-
-
 class ScheduleRunResponse(Response, frozen=True, kw_only=True):
     """The thread that was started."""
 
     name: str
     thread_id: str
     status: str
+
+
+def _run_view(response: ScheduleRunResponse) -> Iterator[ViewItem]:
+    yield Notice(f"thread {response.thread_id}: {response.status}")
+    yield Hint(f"`kiwi thread watch {response.thread_id}` follows it.")
 
 
 @verb("run", group="schedule", access=OWNER, needs_receipt=True, shows=_run_view)
@@ -235,24 +235,50 @@ async def remove_schedule(request: ScheduleNameRequest, context: VerbContext) ->
 
 
 def _line(schedule: Schedule, last: Sequence[Occurrence] = ()) -> ScheduleLine:
-    return ScheduleLine(
-        name=schedule.name,
-        item=schedule.item,
-        cron=schedule.cron,
-        zone=schedule.zone,
-        overlap=schedule.overlap,
-        misfire=schedule.misfire,
-        jitter=schedule.jitter,
-        queue=schedule.queue,
-        priority=schedule.priority,
+    shown = [{**{name: value for name, value in asdict(one).items() if value}, "at": iso(one.at)} for one in last]
+    return filled(
+        ScheduleLine,
+        schedule,
         paused=schedule.is_paused,
         next_at=iso(schedule.next_at),
         inputs=schedule.inputs or UNSET,
-        project=schedule.project or UNSET,
-        last=[_occurrence(one) for one in last] or UNSET,
+        last=shown or UNSET,
     )
 
 
-def _occurrence(one: Occurrence) -> JsonObject:
-    more = {"thread_id": one.thread_id, "message": one.message}
-    return {"at": iso(one.at), "status": one.status, **{name: text for name, text in more.items() if text}}
+class WorkerRequest(Request, frozen=True, kw_only=True):
+    """What a worker serves, and when it ends."""
+
+    queues: Annotated[list[NameText] | None, Option("Only these queues, with commas.", kind="commas")] = None
+    concurrency: Annotated[int, Meta(ge=1, le=1_000), Option("Run at most this many threads at once.")] = 8
+    engine: Annotated[
+        Literal["inline", "dbos"],
+        Option("Run segments of threads inline, or as workflows of DBOS."),
+    ] = "inline"
+    until_idle: Annotated[bool, Option("End when no thread can continue.")] = False
+    while_pending: Annotated[
+        bool, Option("End when nothing is due, now or later. Kiwi starts such a worker by itself, one for each home.")
+    ] = False
+
+
+class WorkerResponse(Response, frozen=True, kw_only=True):
+    """How many threads were run."""
+
+    threads: int
+
+
+def _worker_view(response: WorkerResponse) -> Iterator[ViewItem]:
+    yield Data(f"Threads that this worker ran: {response.threads}")
+
+
+@verb("worker", access=OWNER, wire=("worker",), records=False, is_local=True, shows=_worker_view)
+async def worker(request: WorkerRequest, context: VerbContext) -> WorkerResponse:
+    """Run the threads in the queue and serve schedules, until it is stopped."""
+    options = WorkerOptions(
+        tuple(request.queues or ()),
+        request.concurrency,
+        is_until_idle=request.until_idle,
+        is_on_demand=request.while_pending,
+        engine=request.engine,
+    )
+    return WorkerResponse(threads=await Worker(context.services, options).run())

@@ -21,7 +21,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.secret import Secret
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.signer import KEYS_FOLDER
-from kiwi_mcp.kernel.verb import ANYONE, OWNER, Argument, NameText, Option, ProjectRequest, Response, verb
+from kiwi_mcp.kernel.verb import ANYONE, OWNER, Argument, NameText, Option, ProjectRequest, Response, filled, verb
 from kiwi_mcp.kernel.view import Hint, Notice, TableRow, ViewItem
 from kiwi_mcp.manifest.trust import FILE_NAME as TRUST_FILE
 from kiwi_mcp.manifest.trust import owner_trust
@@ -41,7 +41,6 @@ _MAY_BE_PROJECT = frozenset("p*?[")
 """How full names and patterns begin that may mean items of a project."""
 _PATTERN = re.compile(r"[*?\[]")
 
-SecretName = Annotated[NameText, Argument("The name of its variable, such as CRM_KEY.", "NAME")]
 IsWeak = Annotated[bool, Option("Store a value that is too short or common to be hidden in output.")]
 
 
@@ -103,10 +102,15 @@ def _listed(space: Space, *, is_owner: bool) -> SecretsListResponse:
     return SecretsListResponse(secrets=[_line(one) for one in known], sealed_by=SEALS[way])
 
 
-class SecretsSetRequest(ProjectRequest, frozen=True, kw_only=True):
+class SecretRequest(ProjectRequest, frozen=True, kw_only=True):
+    """Which secret."""
+
+    name: Annotated[NameText, Argument("The name of its variable, such as CRM_KEY.", "NAME")]
+
+
+class SecretsSetRequest(SecretRequest, frozen=True, kw_only=True):
     """A secret to store; without a value, an existing one keeps its value."""
 
-    name: SecretName
     value: Secret | None = None
     hosts: Annotated[
         Annotated[list[NameText], Meta(max_length=50)] | None,
@@ -146,10 +150,9 @@ async def set_secret(request: SecretsSetRequest, context: VerbContext) -> Secret
     return _changed("set", status, message, stored, catalog.space, next=following)
 
 
-class SecretsRotateRequest(ProjectRequest, frozen=True, kw_only=True):
+class SecretsRotateRequest(SecretRequest, frozen=True, kw_only=True):
     """Another value of a secret."""
 
-    name: SecretName
     value: Secret
     weak: IsWeak = False
 
@@ -165,10 +168,9 @@ async def rotate_secret(request: SecretsRotateRequest, context: VerbContext) -> 
     return _changed("rotate", "rotated", message, stored, catalog.space)
 
 
-class SecretsGrantRequest(ProjectRequest, frozen=True, kw_only=True):
+class SecretsGrantRequest(SecretRequest, frozen=True, kw_only=True):
     """A secret, and the tool that may use it."""
 
-    name: SecretName
     tool: Annotated[
         NameText, Meta(min_length=1), Argument("A tool, an MCP server, or a pattern such as 'user/local/*'.", "TOOL")
     ]
@@ -187,10 +189,9 @@ async def grant_secret(request: SecretsGrantRequest, context: VerbContext) -> Se
     return _changed("grant", "granted", f"{item}{where} is given {request.name} from now on", stored, space)
 
 
-class SecretsRevokeRequest(ProjectRequest, frozen=True, kw_only=True):
+class SecretsRevokeRequest(SecretRequest, frozen=True, kw_only=True):
     """A secret, and the tool that may use it no longer."""
 
-    name: SecretName
     tool: Annotated[NameText | None, Argument("From which tool or pattern; from all otherwise.", "TOOL")] = None
 
 
@@ -215,14 +216,8 @@ async def revoke_secret(request: SecretsRevokeRequest, context: VerbContext) -> 
     return _changed("revoke", "revoked", message, stored, catalog.space, remaining)
 
 
-class SecretsRemoveRequest(ProjectRequest, frozen=True, kw_only=True):
-    """Which secret to remove."""
-
-    name: SecretName
-
-
 @verb("remove", group="secrets", access=OWNER, is_local=True)
-async def remove_secret(request: SecretsRemoveRequest, context: VerbContext) -> SecretChangeResponse:
+async def remove_secret(request: SecretRequest, context: VerbContext) -> SecretChangeResponse:
     """Remove a secret and its value from the store."""
     _, store = await _opened(request.name, request.project_path, context)
     await store.remove(request.name)
@@ -308,34 +303,34 @@ def _changed(
 ) -> SecretChangeResponse:
     """Return a change of a secret, with what the owner should know of the secret as it is now."""
     name = stored.name
-    place = Variables().locate([name], project=space.project, user=space.user)[name]
-    elsewhere = [f"{name} is also set in {place}, which no longer counts; remove it there"] if place else []
+    hosts, form, found = stored.bound.hosts, stored.bound.form, list(warnings)
+    if stored.is_weak:
+        found.append("its value is too short or too common to be taken out of what tools say")
+    if form == "env" and hosts:
+        found.append("hosts hold requests, and it is for processes alone: `--form any` or `--form header` says more")
+    if form == "header" and not hosts:
+        found.append("no request may carry it yet: `--hosts` says where it may go")
+    if place := Variables().locate([name], project=space.project, user=space.user)[name]:
+        found.append(f"{name} is also set in {place}, which no longer counts; remove it there")
     return SecretChangeResponse(
-        action=action,
-        status=status,
-        message=message,
-        name=name,
-        secret=_line(stored),
-        warnings=[*warnings, *_doubts(stored), *elsewhere],
-        next=next,
+        action=action, status=status, message=message, name=name, secret=_line(stored), warnings=found, next=next
     )
 
 
 def _scope(request: SecretsSetRequest, before: StoredSecret | None) -> SecretScope:
     """Return the scope of a secret: the requested one, else the earlier one, else the narrowest."""
     wanted = None if request.hosts is None else tuple(dict.fromkeys(host.strip().lower() for host in request.hosts))
-    if issues := [issue for host in wanted or () for issue in _host_issues(host)]:
+    issues = []
+    for host in wanted or ():
+        v6 = _V6_PORT.fullmatch(host)
+        if not (host == ANY_HOST or _HOST.fullmatch(host) or is_address(v6[1] if v6 else host)):
+            fix = "Write `api.example.com`, `*.example.com` or `127.0.0.1:8080`."
+            issues.append(Issue(host[:200], "is not a host", fix))
+    if issues:
         listed = "; ".join(f"{issue.place} {issue.reason}" for issue in issues)
         raise InvalidRequest(f"{listed}.", suggestion=issues[0].fix, issues=[issue.to_json() for issue in issues])
     hosts = wanted if wanted is not None else before.bound.hosts if before else ()
     return SecretScope(hosts, request.form or (before.bound.form if before else "header" if hosts else "env"))
-
-
-def _host_issues(host: str) -> Sequence[Issue]:
-    v6 = _V6_PORT.fullmatch(host)
-    if host == ANY_HOST or _HOST.fullmatch(host) or is_address(v6[1] if v6 else host):
-        return ()
-    return [Issue(host[:200], "is not a host", "Write `api.example.com`, `*.example.com` or `127.0.0.1:8080`.")]
 
 
 def _reach(stored: StoredSecret) -> str:
@@ -348,27 +343,13 @@ def _reach(stored: StoredSecret) -> str:
     return headers if form == "header" else f"for processes, and for requests to {listed}"
 
 
-def _doubts(stored: StoredSecret) -> Sequence[str]:
-    """Return what the owner should know of a secret as it is now."""
-    hosts, form = stored.bound.hosts, stored.bound.form
-    doubts = []
-    if stored.is_weak:
-        doubts.append("its value is too short or too common to be taken out of what tools say")
-    if form == "env" and hosts:
-        doubts.append("hosts hold requests, and it is for processes alone: `--form any` or `--form header` says more")
-    if form == "header" and not hosts:
-        doubts.append("no request may carry it yet: `--hosts` says where it may go")
-    return doubts
-
-
 def _line(stored: StoredSecret) -> SecretLine:
-    return SecretLine(
-        name=stored.name,
+    return filled(
+        SecretLine,
+        stored,
         hosts=list(stored.bound.hosts),
         form=stored.bound.form,
-        grants=[GrantLine(item=one.item, project=one.project) for one in stored.grants],
-        set_at=stored.set_at,
-        valued_at=stored.valued_at,
+        grants=[filled(GrantLine, one) for one in stored.grants],
         age_days=max(0, (datetime.now(UTC) - datetime.fromisoformat(stored.valued_at)).days),
         weak=stored.is_weak,
     )

@@ -23,14 +23,12 @@ from kiwi_mcp.kernel.mcp_servers import McpServers, known_servers
 from kiwi_mcp.kernel.token_meter import all_sent
 from kiwi_mcp.kernel.verb import OWNER, AnyJson, Option, ProjectRequest, Response, verb
 from kiwi_mcp.kernel.verbs.mcp.add import ServerAllowRequest, ServersImportRequest, allow, import_servers, shown_path
-from kiwi_mcp.kernel.verbs.mcp.connect import ClientList, ConnectRequest, ConnectResponse, connect
+from kiwi_mcp.kernel.verbs.mcp.connect import ConnectRequest, ConnectResponse, connect
 from kiwi_mcp.kernel.verbs.mcp.servers import NO_NETWORK, Warnings, may_change, may_reach
-from kiwi_mcp.kernel.view import Data, Notice, TableRow, ViewItem, next_hint, warning_rows
+from kiwi_mcp.kernel.view import Data, Notice, TableRow, ViewItem, count_text, next_hint, warning_rows
 from kiwi_mcp.manifest.mcp.clients import Configuration, clients, find_configurations, read_configuration, read_text
 from kiwi_mcp.manifest.mcp.launch_command import server_in
 from kiwi_mcp.manifest.owner_file import put_file
-
-_PUBLIC = "*"
 
 
 class SetupRequest(ProjectRequest, frozen=True, kw_only=True):
@@ -83,15 +81,12 @@ class SetupResponse(Response, frozen=True, kw_only=True):
 
 def server_table(servers: Sequence[SetupServer]) -> Iterator[str]:
     """Yield the lines of the table of servers."""
-    names = max((len(one.server) for one in servers), default=0)
-    reach = max((len(one.may_reach) for one in servers), default=0)
-    change = max((len(one.may_change) for one in servers), default=0)
+    columns = ("server", "may_reach", "may_change")
+    names, reach, change = (max((len(getattr(one, name)) for one in servers), default=0) for name in columns)
     for one in servers:
-        state = f"✗ {one.fault.partition(chr(10))[0]}" if one.fault else f"{one.tools} tools"
-        yield (
-            f"{'✗' if one.fault else '✓'} {one.server:<{names}}  reaches {one.may_reach:<{reach}}"
-            f"  changes {one.may_change:<{change}}  {state.removeprefix('✗ ')}"
-        )
+        mark, state = ("✗", one.fault.partition("\n")[0]) if one.fault else ("✓", f"{one.tools} tools")
+        access = f"reaches {one.may_reach:<{reach}}  changes {one.may_change:<{change}}"
+        yield f"{mark} {one.server:<{names}}  {access}  {state}"
 
 
 def _view(response: SetupResponse) -> Iterator[ViewItem]:
@@ -114,15 +109,10 @@ def _view(response: SetupResponse) -> Iterator[ViewItem]:
     yield from next_hint(response.next)
 
 
-@verb(
-    "setup",
-    access=OWNER,
-    everyday="setup",
-    hint="Ask the owner to type `kiwi setup`.",
-    is_local=True,
-    asks=True,
-    shows=_view,
-)
+_ASK = "Ask the owner to type `kiwi setup`."
+
+
+@verb("setup", access=OWNER, everyday="setup", hint=_ASK, is_local=True, asks=True, shows=_view)
 async def setup(request: SetupRequest, context: VerbContext) -> SetupResponse:
     """Use the MCP servers of your clients through Kiwi: import them, and put Kiwi in their place; --undo goes back."""
     work = _Setup(request, context)
@@ -169,11 +159,11 @@ class _Setup:
                 return SetupResponse(status="stopped", message=message, servers=servers, project_files=projects)
             await self._grant(hosts)
             servers = self._servers()
-        done = [await self._connect(client) for client in dict.fromkeys(one.client.id for one in mine)]
-        replaced = sum(len(one.replaced) for one in done)
+        done = [await self._connected(client) for client in dict.fromkeys(one.client.id for one in mine)]
+        replaced = f"{sum(len(one.replaced) for one in done)} replaced in {count_text(len(done), 'client')}"
         return SetupResponse(
             status="done",
-            message=f"{_count(len(servers), 'server')} in Kiwi, {replaced} replaced in {_count(len(done), 'client')}.",
+            message=f"{count_text(len(servers), 'server')} in Kiwi, {replaced}.",
             servers=servers,
             clients=done,
             project_files=projects,
@@ -190,7 +180,7 @@ class _Setup:
         failed = {one.client for one in done if one.status == "failed"}
         self._write([change for change in self._changes() if change.client in failed])
         following = "The servers stay in Kiwi: `kiwi mcp list` shows them, `kiwi mcp remove SERVER` removes one."
-        message = f"{_count(len(done) - len(failed), 'file')} of {_count(len(done), 'client')} put back."
+        message = f"{count_text(len(done) - len(failed), 'file')} of {count_text(len(done), 'client')} put back."
         status = "failed" if failed else "done"
         return SetupResponse(action="undo", status=status, message=message, clients=done, next=following)
 
@@ -208,12 +198,8 @@ class _Setup:
 
     async def _import(self, found: Sequence[Configuration]) -> None:
         if found:
-            wanted = ServersImportRequest(
-                project_path=self._request.project_path,
-                paths=tuple(str(one.path) for one in found),
-                with_secrets=True,
-                location="user",
-            )
+            project, paths = self._request.project_path, tuple(str(one.path) for one in found)
+            wanted = ServersImportRequest(project_path=project, paths=paths, with_secrets=True, location="user")
             response = await import_servers(wanted, self._context)
             self._warnings += [*(response.warnings or ())]
             self._warnings += [f"{one.server}: {one.reason}" for one in response.servers if one.status == "refused"]
@@ -278,7 +264,7 @@ class _Setup:
                 raise InvalidRequest(
                     f"{word[:100]!r} is not SERVER=HOST.", suggestion=f"Name one of: {', '.join(offline)}."
                 )
-            granted.setdefault(name, []).append(_PUBLIC if host == "any" else host)
+            granted.setdefault(name, []).append("*" if host == "any" else host)
         return granted
 
     async def _grant(self, hosts: Mapping[str, Sequence[str]]) -> None:
@@ -290,16 +276,24 @@ class _Setup:
         with servers.changing():
             await servers.refresh_all(again, self._catalog, self._warnings, self._context.caller.report, rights)
 
-    async def _connect(self, client: str) -> SetupClient:
-        path = Path.home() / clients()[client].places("user")[0]
+    async def _connected(self, client: str, *, undo: bool = False) -> SetupClient:
+        """Put Kiwi into the file of a client, or take it out again, and return what came of it."""
+        known, project = clients()[client], self._request.project_path
+        path = Path.home() / known.places("user")[0]
+        request = ConnectRequest(client=client, replace=not undo, undo=undo, location="user", project_path=project)
         try:
-            was = _hash(read_text(path) or "")
-            done = await connect(self._request_for(client), self._context)
+            was = "" if undo else _hash(read_text(path) or "")
+            done = await connect(request, self._context)
         except KiwiError as fault:
-            return self._failed(client, fault)
-        if isinstance(done, ConnectResponse) and done.status == "done":
+            message = f"{known.title}: {fault.message} {fault.suggestion}"
+            return SetupClient(client=client, path=self._shown(path), status="failed", message=message)
+        assert isinstance(done, ConnectResponse)  # noqa: S101 - a client was named
+        if done.status == "done" and not undo:
             self._note(client, Path(done.path), done.backup or "", was)
-        return self._client_result(done)
+        return SetupClient(
+            client=done.client, path=self._shown(Path(done.path)), status=done.status, message=done.message,
+            replaced=done.replaced or [], kept=done.kept or {}, put_back=done.put_back or [], diff=done.diff,
+        )  # fmt: skip
 
     async def _taken_back(self, change: _Change) -> SetupClient:
         """Put a file back: to the byte if nothing changed it since, else only the entries that setup changed."""
@@ -310,28 +304,7 @@ class _Setup:
             backup.unlink()  # noqa: ASYNC240 - the same
             message = f"The file of {clients()[change.client].title} is as it was before setup"
             return SetupClient(client=change.client, path=self._shown(path), status="done", message=message)
-        try:
-            return self._client_result(await connect(self._request_for(change.client, undo=True), self._context))
-        except KiwiError as fault:
-            return self._failed(change.client, fault)
-
-    def _request_for(self, client: str, *, undo: bool = False) -> ConnectRequest:
-        project = self._request.project_path
-        return ConnectRequest(client=client, replace=not undo, undo=undo, location="user", project_path=project)
-
-    def _client_result(self, done: ConnectResponse | ClientList) -> SetupClient:
-        assert isinstance(done, ConnectResponse)  # noqa: S101 - a client was named
-        return SetupClient(
-            client=done.client, path=self._shown(Path(done.path)), status=done.status, message=done.message,
-            replaced=done.replaced or [], kept=done.kept or {}, put_back=done.put_back or [], diff=done.diff,
-        )  # fmt: skip
-
-    def _failed(self, name: str, fault: KiwiError) -> SetupClient:
-        client = clients()[name]
-        path = self._shown(Path.home() / client.places("user")[0])
-        return SetupClient(
-            client=name, path=path, status="failed", message=f"{client.title}: {fault.message} {fault.suggestion}"
-        )
+        return await self._connected(change.client, undo=True)
 
     def _changes(self) -> list[_Change]:
         if not self._record.is_file():
@@ -352,10 +325,6 @@ class _Setup:
             put_file(self._record, msgspec.json.encode(changes), 0o600)
         else:
             self._record.unlink(missing_ok=True)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _hash(text: str) -> str:

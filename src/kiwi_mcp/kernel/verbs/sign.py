@@ -36,7 +36,7 @@ from kiwi_mcp.kernel.verb import (
     verb,
 )
 from kiwi_mcp.kernel.verbs.create import Author, hidden_names, new_item, owned, refuse_tampered, warned
-from kiwi_mcp.kernel.view import Data, Notice, ViewItem, issue_text, warning_rows
+from kiwi_mcp.kernel.view import Data, Notice, ViewItem, count_text, issue_text, warning_rows
 from kiwi_mcp.manifest.files import writing
 from kiwi_mcp.manifest.signatures import line
 
@@ -84,7 +84,11 @@ async def sign_checked(request: SignRequest, author: Author, signer: Signer | No
         )
     refuse_tampered(author, tool, base)
     _refuse_signing_over(author, tool, base)
-    _check_category(tool, request.category)
+    if request.category and tool.manifest.category and request.category != tool.manifest.category:
+        raise InvalidRequest(
+            f"{tool.id!r} is in the category {tool.manifest.category!r}, not {request.category!r}.",
+            suggestion="Move the item's file to that folder, or leave `category` out.",
+        )
     hidden = hidden_names(author, tool, request)
     author.context.caller.report(Progress(f"checking {tool.id}"))
     (await examine(tool, author.context)).demand(tool.id)
@@ -107,14 +111,6 @@ async def sign_checked(request: SignRequest, author: Author, signer: Signer | No
         path=str(tool.origin.path),
         warnings=warned(hidden),
     )
-
-
-def _check_category(tool: Tool, wanted: str | None) -> None:
-    if wanted and tool.manifest.category and wanted != tool.manifest.category:
-        raise InvalidRequest(
-            f"{tool.id!r} is in the category {tool.manifest.category!r}, not {wanted!r}.",
-            suggestion="Move the item's file to that folder, or leave `category` out.",
-        )
 
 
 def _refuse_signing_over(author: Author, tool: Tool, base: Path) -> None:
@@ -166,8 +162,8 @@ def _validate_view(response: ValidateResponse) -> Iterator[ViewItem]:
     for issue in response.issues:
         yield Data(issue_text(issue))
     yield from warning_rows(response.warnings)
-    count = len(response.issues)
-    yield Notice(f"{response.tool_id}: " + (f"{count} issue{'s' * (count != 1)}" if count else "valid"))
+    found = count_text(len(response.issues), "issue") if response.issues else "valid"
+    yield Notice(f"{response.tool_id}: {found}")
 
 
 @verb(
@@ -185,11 +181,10 @@ async def validate(request: ValidateRequest, context: VerbContext) -> ValidateRe
     services = context.services
     catalog = services.catalogs.for_item(request.item_id or "", request.project_path)
     tool_id, verdict = await _examined(request, services.context(context.caller, catalog))
-    is_valid = not verdict.errors
     return ValidateResponse(
         tool_id=tool_id,
-        status="valid" if is_valid else "invalid",
-        valid=is_valid,
+        status="invalid" if verdict.errors else "valid",
+        valid=not verdict.errors,
         issues=[dict(issue.to_json()) for issue in verdict.errors],
         warnings=[dict(issue.to_json()) for issue in verdict.warnings],
     )

@@ -32,7 +32,6 @@ from kiwi_mcp.kernel.verb import (
     LongText,
     Option,
     ProjectRequest,
-    Request,
     Response,
     Where,
     verb,
@@ -41,7 +40,6 @@ from kiwi_mcp.kernel.view import Data, Hint, Notice, TableRow, ViewItem, warning
 from kiwi_mcp.manifest.files import read_file
 
 _MOST_LISTED = 50
-_FOLDER = "skills"
 
 
 class SkillToolRequest(ProjectRequest, frozen=True, kw_only=True):
@@ -69,7 +67,11 @@ async def use_skill(request: SkillToolRequest, context: VerbContext) -> SkillToo
         if file:
             raise InvalidRequest("`file` is a file of a skill.", suggestion="Add the `name` of the skill.")
         return SkillToolResponse(content=_listed(as_text(request.arguments.get("query")), catalog, context))
-    tool = _skill(name, catalog)
+    try:
+        tool = catalog.find(name, item_type="skill")
+    except NotFound as error:
+        error.suggestion = "Call `skill` without a name: it lists the skills."
+        raise
     # The gates of an ordinary call decide whether the caller may read it.
     parameters: JsonObject = {"file": file} if file else {}
     call: JsonObject = {"item_id": tool.identity, "item_type": "skill", "parameters": parameters}
@@ -80,42 +82,31 @@ async def use_skill(request: SkillToolRequest, context: VerbContext) -> SkillToo
     found: JsonObject = {**as_object(answer.content.get("result")), "is_instructions": answer.is_instructions}
     if file:
         return SkillToolResponse(content=found)
-    if context.caller.origin.thread:
-        await _note_loaded(tool, context)
+    origin = context.caller.origin
+    if origin.thread:
+        # The journal of the calling thread says that it loaded a skill, which may narrow what it may use.
+        stores = context.services.one(ThreadRunner).stores
+        thread = await stores.do(lambda: stores.threads.get(origin.thread))
+        own, event = replace(thread, lease=origin.lease), NewEvent("skill", to_builtins(use_of(tool)))
+        await stores.do(lambda: stores.threads.append(own, [event]))
     missing = missing_tools(tool, catalog)
     return SkillToolResponse(content={**found, **({"missing_tools": missing} if missing else {})})
-
-
-def _skill(name: str, catalog: Catalog) -> Tool:
-    try:
-        return catalog.find(name, item_type="skill")
-    except NotFound as error:
-        error.suggestion = "Call `skill` without a name: it lists the skills."
-        raise
-
-
-async def _note_loaded(tool: Tool, context: VerbContext) -> None:
-    """Write into the journal of the calling thread that it loaded a skill, which may narrow what it may use."""
-    stores, origin = context.services.one(ThreadRunner).stores, context.caller.origin
-    thread = await stores.do(lambda: stores.threads.get(origin.thread))
-    own, event = replace(thread, lease=origin.lease), NewEvent("skill", to_builtins(use_of(tool)))
-    await stores.do(lambda: stores.threads.append(own, [event]))
 
 
 def _listed(query: str, catalog: Catalog, context: VerbContext) -> JsonObject:
     """Return the skills that the caller may use and that have a word of a query, the best first."""
     visible = ItemVisibility(catalog, lambda: context.rights)
     words = query.casefold().split()
-    ranked = sorted(_skills(catalog), key=lambda tool: (-_fit(tool, words), tool.id))
-    found = [tool for tool in ranked if _fit(tool, words) or not words]
+
+    def fit(tool: Tool) -> int:
+        text = f"{tool.id} {tool.manifest.description} {' '.join(tool.manifest.tags)}".casefold()
+        return sum(word in text for word in words)
+
+    ranked = sorted(_skills(catalog), key=lambda tool: (-fit(tool), tool.id))
+    found = [tool for tool in ranked if fit(tool) or not words]
     found = [tool for tool in found if not (visible.is_hidden(tool.identity) or visible.refusal(tool.identity))]
     shown: list[Json] = [{"name": one.id, "description": one.manifest.description} for one in found[:_MOST_LISTED]]
     return {"skills": shown, **({"omitted": len(found) - _MOST_LISTED} if len(found) > _MOST_LISTED else {})}
-
-
-def _fit(tool: Tool, words: list[str]) -> int:
-    text = f"{tool.id} {tool.manifest.description} {' '.join(tool.manifest.tags)}".casefold()
-    return sum(word in text for word in words)
 
 
 def _skills(catalog: Catalog) -> list[Tool]:
@@ -126,10 +117,6 @@ def _skills(catalog: Catalog) -> list[Tool]:
             with suppress(KiwiError):  # `kiwi tool validate` shows what is wrong
                 found[card.tool_id] = catalog.find(card.tool_id, item_type="skill")
     return [*found.values()]
-
-
-class SkillListRequest(ProjectRequest, frozen=True, kw_only=True):
-    """Which skills to list."""
 
 
 class SkillListResponse(Response, frozen=True, kw_only=True):
@@ -148,7 +135,7 @@ def _list_view(response: SkillListResponse) -> Iterator[ViewItem]:
 
 
 @verb("list", group="skill", access=OWNER, shows=_list_view)
-def list_skills(request: SkillListRequest, context: VerbContext) -> SkillListResponse:
+def list_skills(request: ProjectRequest, context: VerbContext) -> SkillListResponse:
     """List the skills of this project, of your user folder and of your memory."""
     catalog = context.services.catalogs.at(request.project_path)
     return SkillListResponse(
@@ -210,12 +197,11 @@ def _imported(request: SkillImportRequest, catalog: Catalog) -> SkillFilesRespon
     if is_folder:
         tree.take_folder(root)
         files = {one.path: read_file(root / one.path, limit=MAX_BYTES).data for one in tree.ordered()}
-        draft = ItemDraft(
-            f"{_FOLDER}/{name}", SKILL_FILE, files, frozenset(one.path for one in tree.ordered() if one.is_executable)
-        )
+        programs = frozenset(one.path for one in tree.ordered() if one.is_executable)
+        draft = ItemDraft(f"skills/{name}", SKILL_FILE, files, programs)
     else:
         files = {given.name: read_file(given, limit=MAX_BYTES).data}
-        draft = ItemDraft(f"{_FOLDER}/{given.name}", given.name, files)
+        draft = ItemDraft(f"skills/{given.name}", given.name, files)
     path = write(draft, catalog.space.folder(request.destination))
     tool = catalog.find(name, source=request.destination, item_type="skill")
     warnings = [f"{one.place}: {one.reason}" for one in (*tree.issues, *tool.manifest.issues)]
@@ -225,12 +211,11 @@ def _imported(request: SkillImportRequest, catalog: Catalog) -> SkillFilesRespon
     )
 
 
-class SkillExportRequest(Request, frozen=True, kw_only=True):
+class SkillExportRequest(ProjectRequest, frozen=True, kw_only=True):
     """A skill, and the folder in which a folder of its name is made."""
 
     item_id: Item
     path: Annotated[LongText, Argument("The folder to copy it into.", "FOLDER", kind="path")]
-    project_path: LongText | None = None
 
     def named_item(self) -> str:
         """Return the skill."""
@@ -242,18 +227,16 @@ async def export_skill(request: SkillExportRequest, context: VerbContext) -> Ski
     """Copy a skill to a folder, byte for byte and without its signature."""
     catalog = context.services.catalogs.at(request.project_path)
     tool = catalog.find(request.item_id, item_type="skill")
-    return await asyncio.to_thread(_exported, tool, Path(request.path))
+    return await asyncio.to_thread(_exported, tool, Path(request.path) / tool.id)
 
 
-def _exported(tool: Tool, folder: Path) -> SkillFilesResponse:
-    is_folder = tool.origin.is_folder
-    root = folder / tool.id
+def _exported(tool: Tool, root: Path) -> SkillFilesResponse:
     if root.exists():
         raise AlreadyExists(tool.id, path=str(root))
     for file in tool.files:
         if not is_safe_path(file.path):
             continue
-        target = root / (file.path if is_folder else SKILL_FILE)
+        target = root / (file.path if tool.origin.is_folder else SKILL_FILE)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(load_bytes(tool, file))
         target.chmod(0o755 if file.is_executable else 0o644)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.errors import Unavailable
@@ -14,7 +13,7 @@ from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.mcp_servers import known_servers
 from kiwi_mcp.kernel.threads.work import ThreadStores
 from kiwi_mcp.kernel.verb import OWNER, ProjectRequest, Response, filled, verb
-from kiwi_mcp.kernel.view import Data, ViewItem, first_sentence, next_hint, rows
+from kiwi_mcp.kernel.view import Data, ViewItem, count_text, first_sentence, next_hint, rows
 from kiwi_mcp.manifest.home_config import home_config, memory_folder
 from kiwi_mcp.store.threads import ThreadFilter
 
@@ -41,10 +40,10 @@ def _status_view(response: StatusResponse) -> Iterator[ViewItem]:
     down = f", {len(response.down)} down: {', '.join(response.down)}" if response.down else ""
     if response.blocked:
         yield Data(f"! {response.blocked}")
-    yield Data(f"{'!' if response.down else '✓'} {_count(response.servers, 'MCP server')}{down}")
-    yield Data(f"✓ {_count(response.tools, 'item')} of your own")
-    yield Data(f"{'!' if waiting else '✓'} {_count(waiting, 'question')} for you")
-    yield Data(f"✓ {_count(response.threads, 'thread')} not ended")
+    yield Data(f"{'!' if response.down else '✓'} {count_text(response.servers, 'MCP server')}{down}")
+    yield Data(f"✓ {count_text(response.tools, 'item')} of your own")
+    yield Data(f"{'!' if waiting else '✓'} {count_text(waiting, 'question')} for you")
+    yield Data(f"✓ {count_text(response.threads, 'thread')} not ended")
     yield from next_hint(response.next)
 
 
@@ -58,11 +57,18 @@ async def show_status(request: ProjectRequest, context: VerbContext) -> StatusRe
         known = [(server.id, definitions.find(key)) for server, key in known_servers(catalog, definitions)]
         return len(_own(catalog)), len(known), [name for name, one in known if one and one.fault]
 
-    tools, servers, down = await catalogs.near.do(catalogs.space_if_any(request.project_path), look)
+    space = catalogs.space_if_any(request.project_path)
+    tools, servers, down = await catalogs.near.do(space, look)
     approvals = len(store.approvals().list(now, status="pending", limit=_MANY))
     questions = len(await stores.do(lambda: stores.questions.open(now)))
-    user = catalogs.space_if_any(request.project_path).user
     listed = await stores.do(lambda: stores.threads.list(ThreadFilter(limit=_MANY)))
+    try:
+        memory_folder(space.user)
+    except Unavailable as error:
+        blocked = f"{error.message} {error.suggestion}"
+    else:
+        is_locked = home_config(space.user).auth_mode == "locked"
+        blocked = "No item runs: `auth_mode` in config.yaml is `locked`." if is_locked else ""
     return StatusResponse(
         tools=tools,
         servers=servers,
@@ -70,18 +76,9 @@ async def show_status(request: ProjectRequest, context: VerbContext) -> StatusRe
         approvals=approvals,
         questions=questions,
         threads=sum(one.status not in ENDED for one in listed),
-        blocked=_blocked(user),
+        blocked=blocked,
         next=_next_step(approvals, questions, down, servers=servers, tools=tools),
     )
-
-
-def _blocked(user: Path) -> str:
-    try:
-        memory_folder(user)
-    except Unavailable as error:
-        return f"{error.message} {error.suggestion}"
-    is_locked = home_config(user).auth_mode == "locked"
-    return "No item runs: `auth_mode` in config.yaml is `locked`." if is_locked else ""
 
 
 def _next_step(approvals: int, questions: int, down: list[str], *, servers: int, tools: int) -> str:
@@ -97,10 +94,6 @@ def _next_step(approvals: int, questions: int, down: list[str], *, servers: int,
     if not tools:
         return "`kiwi help tool` shows how to write a tool of your own."
     return "`kiwi search WHAT YOU NEED` finds a tool; `kiwi --help` lists all commands."
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 class OwnItem(Response, frozen=True, kw_only=True):

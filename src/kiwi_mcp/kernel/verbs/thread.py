@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import takewhile
@@ -63,18 +63,20 @@ from kiwi_mcp.kernel.verb import (
     Option,
     Request,
     Response,
+    filled,
     verb,
 )
-from kiwi_mcp.kernel.view import Data, Hint, JsonData, Notice, TableRow, ViewItem, warning_rows
+from kiwi_mcp.kernel.view import Data, Hint, JsonData, Notice, TableRow, ViewItem, count_text, warning_rows
 from kiwi_mcp.manifest.json_schema import faults
 from kiwi_mcp.store.old_threads import OldThread, old_thread, old_threads
 from kiwi_mcp.store.threads import ThreadFilter, Threads
 
-STATUSES: tuple[str, ...] = get_args(ThreadStatus)
-_MOST = 1_000
+MAX_THREADS = 1_000
+"""How many threads of one tree are looked at."""
 _GOING = frozenset({"queued", "running"})
 _POLL = 0.3
 """How many seconds pass between two looks at a thread that another process runs."""
+
 ThreadId = Annotated[NameText, Argument("The thread: its id, or the beginning of it.", "THREAD")]
 Inputs = Annotated[
     dict[str, AnyJson],
@@ -89,8 +91,6 @@ Limits = Annotated[
         kind="pairs",
     ),
 ]
-
-
 Skills = Annotated[list[NameText], Option("A skill to load; repeat it.", "--skill", metavar="NAME")]
 Queue = Annotated[NameText, Option("The queue whose workers run it.", metavar="NAME")]
 Priority = Annotated[int, Meta(ge=-100, le=100), Option("Threads with a higher number are taken first.", metavar="N")]
@@ -213,13 +213,8 @@ def _status_text(response: ThreadResponse) -> str:
     if any(type(numbers.get(name)) not in {int, float} for name in ("turns", "spend", *TOKEN_CLASSES)):
         return f"{response.status}{waits}"  # the costs of an old thread are what its files say
     tokens = sum(numbers[name] for name in TOKEN_CLASSES)
-    used = f"{count_text(numbers['turns'], 'turn')}, {tokens:,} tokens, {numbers['spend']:.4f} USD"
-    return f"{response.status}{waits}; {used}"
-
-
-def count_text(number: Json, noun: str) -> str:
-    """Return a number with its noun, such as `1 turn` or `2 turns`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    turns = count_text(numbers["turns"], "turn")
+    return f"{response.status}{waits}; {turns}, {tokens:,} tokens, {numbers['spend']:.4f} USD"
 
 
 def is_tainted(context: VerbContext) -> bool:
@@ -231,7 +226,6 @@ def is_tainted(context: VerbContext) -> bool:
 async def start(request: ThreadStartRequest, context: VerbContext) -> ThreadResponse:
     """Start a directive or a thread item: a model executes it with the rights and limits it declares."""
     services = context.services
-    catalog = services.catalogs.at(request.project_path)
     runner = services.one(ThreadRunner)
     wanted = StartRequest(
         request.item_id,
@@ -246,7 +240,7 @@ async def start(request: ThreadStartRequest, context: VerbContext) -> ThreadResp
     if context.caller.origin.thread:
         return await start_child(wanted, context, is_waiting=request.wait)
     is_own = request.wait and not request.conversation
-    own = services.context(context.caller, catalog)
+    own = services.context(context.caller, services.catalogs.at(request.project_path))
     warning = await ask_about_project(own)
     made, question = await runner.create(wanted, own, is_tainted=is_tainted(context), is_own=is_own)
     if is_own and (question is None or await _ask_here(made.id, context)):
@@ -329,26 +323,19 @@ async def _response(
     if thread.is_tainted and not context.is_owner:
         context.services.tainted_callers.add(context.caller.reader)
     stores = stores_of(context)
-    tree = {"thread_id": thread.id} if thread.parent_id else {"root_id": thread.id}
-    questions = await stores.do(partial(stores.questions.open, now_ms(), **tree))
-    events = await stores.do(partial(stores.threads.events, thread.id)) if has_events or not thread.is_ended else ()
+    questions = await stores.do(partial(_questions, stores, thread))
+    events = await stores.do(partial(stores.threads.events, thread.id)) if has_events else ()
     approvals = await stores.do(partial(_approvals, stores, thread))
-    return kind(
+    return filled(
+        kind,
+        thread,
         thread_id=thread.id,
-        item=thread.item,
-        status=thread.status,
-        waits_for=thread.waits_for or UNSET,
         result=thread.result,
-        finish_reason=thread.finish_reason or UNSET,
         usage=thread.usage.to_json(),
         limits={**to_builtins(thread.limits), "spend": thread.limits.spend / 1_000_000},
         model=thread.model,
-        code=thread.code or UNSET,
-        message=thread.message or UNSET,
         questions=await stores.do(lambda: [_question(stores, one) for one in questions]) or UNSET,
         approvals=approvals or UNSET,
-        parent_id=thread.parent_id or UNSET,
-        kind=thread.kind,
         started_at=iso(thread.created_at),
         updated_at=iso(thread.updated_at),
         ended_at=iso(thread.ended_at) if thread.ended_at else UNSET,
@@ -359,7 +346,7 @@ async def _response(
 
 def _approvals(stores: ThreadStores, thread: Thread) -> list[str]:
     """Return the approvals that a thread waits for; of a root also those of its tree."""
-    tree = stores.threads.list(ThreadFilter(root_id=thread.id, status="waiting", limit=_MOST)) or (thread,)
+    tree = stores.threads.list(ThreadFilter(root_id=thread.id, status="waiting", limit=MAX_THREADS)) or (thread,)
     waiting = [one for one in tree if one.waits_for == "approval"]
     return [found for one in waiting for found in waiting_approvals(stores.threads.events(one.id))]
 
@@ -376,21 +363,28 @@ async def own_thread(thread_id: str, context: VerbContext) -> Thread:
     return thread
 
 
+def _questions(stores: ThreadStores, thread: Thread) -> Sequence[ThreadQuestion]:
+    """Return the open questions of a thread; of a root those of its tree."""
+    tree = {"thread_id": thread.id} if thread.parent_id else {"root_id": thread.id}
+    return stores.questions.open(now_ms(), **tree)
+
+
 def _question(stores: ThreadStores, one: ThreadQuestion) -> JsonObject:
-    path = stores.path_of(stores.threads.get(one.thread_id))
-    asked: JsonObject = {"question_id": one.id, "thread_id": one.thread_id, "path": path}
-    known: JsonObject = {**asked, "kind": one.kind, "message": one.message}
-    choices: JsonObject = {"choices": one.schema["enum"]} if "enum" in one.schema else {}
-    return {**known, **choices, "expires_at": iso(one.expires_at)}
-
-
-def _shown_body(body: JsonObject) -> JsonObject:
-    """Return the body of an event without the snapshot of a program."""
-    return {name: value for name, value in body.items() if name != "snapshot"}
+    return {
+        "question_id": one.id,
+        "thread_id": one.thread_id,
+        "path": stores.path_of(stores.threads.get(one.thread_id)),
+        "kind": one.kind,
+        "message": one.message,
+        **({"choices": one.schema["enum"]} if "enum" in one.schema else {}),
+        "expires_at": iso(one.expires_at),
+    }
 
 
 def _event(event: ThreadEvent) -> JsonObject:
-    return {**_shown_body(event.body), "seq": event.seq, "at": iso(event.at), "kind": event.kind}
+    """Return an event as it is shown: without the snapshot of a program."""
+    body = {name: value for name, value in event.body.items() if name != "snapshot"}
+    return {**body, "seq": event.seq, "at": iso(event.at), "kind": event.kind}
 
 
 class ThreadListRequest(Request, frozen=True, kw_only=True):
@@ -421,16 +415,13 @@ def _list_view(response: ThreadListResponse) -> Iterator[ViewItem]:
 @verb("list", group="thread", access=ANYONE, records=False, aliases=("thread",), shows=_list_view)
 async def list_threads(request: ThreadListRequest, context: VerbContext) -> ThreadListResponse:
     """List threads, the newest first."""
-    stores = stores_of(context)
-    if request.status is not None and request.status not in STATUSES and not request.old:
-        raise InvalidRequest(
-            f"{request.status!r:.40} is not a status.", suggestion=f"Use one of: {', '.join(STATUSES)}."
-        )
-    space = context.services.catalogs.at(None).space
+    stores, space = stores_of(context), context.services.catalogs.at(None).space
     if request.old:
         found_old = await asyncio.to_thread(_old_threads, context)
         named = [one for one in found_old if request.status in {None, one.status}]
         return ThreadListResponse(threads=[_old_response(one) for one in named[: request.limit]])
+    if request.status is not None and request.status not in (known := get_args(ThreadStatus)):
+        raise InvalidRequest(f"{request.status!r:.40} is not a status.", suggestion=f"Use one of: {', '.join(known)}.")
     project = str(space.project) if space.project_ai.is_dir() else ""
     wanted = ThreadFilter(
         status=cast("ThreadStatus | None", request.status),
@@ -476,9 +467,8 @@ def _summary(kind: str, body: JsonObject) -> str:
     """Return the body of an event in one line."""
     match kind:
         case "prompt":
-            text = (
-                f"{as_text(body.get('model'))}, {len(as_list(body.get('tools')))} tools: {as_text(body.get('first'))}"
-            )
+            tools = len(as_list(body.get("tools")))
+            text = f"{as_text(body.get('model'))}, {tools} tools: {as_text(body.get('first'))}"
         case "model":
             calls = [as_object(part) for part in as_list(body.get("parts")) if as_object(part).get("type") == "call"]
             made = [f"{as_text(call.get('name'))} {as_text(call.get('arguments'))}" for call in calls]
@@ -554,8 +544,7 @@ class ThreadWatchRequest(ThreadIdRequest, frozen=True, kw_only=True):
 async def watch_thread(request: ThreadWatchRequest, context: VerbContext) -> ThreadResponse:
     """Watch a thread until it ends or waits; Ctrl-C leaves it running."""
     runner, watched = context.services.one(ThreadRunner), _Watched(_observing(context))
-    stores = runner.stores
-    until = time.monotonic() + request.seconds
+    stores, until = runner.stores, time.monotonic() + request.seconds
     thread = await own_thread(request.thread_id, context)
     if thread.status in _GOING and not await stores.do(partial(runner.lease_seconds, thread)):
         start_worker(context.services.user)  # the process that ran it has died
@@ -669,9 +658,7 @@ async def _ask_here(thread_id: str, context: VerbContext) -> str:
     caller, stores = context.caller, stores_of(context)
     if not (caller.capabilities and is_askable(caller)):
         return ""
-    thread = await stores.do(partial(stores.threads.get, thread_id))
-    tree = {"thread_id": thread.id} if thread.parent_id else {"root_id": thread.id}
-    found = await stores.do(partial(stores.questions.open, now_ms(), **tree))
+    found = await stores.do(lambda: _questions(stores, stores.threads.get(thread_id)))
     if not found:
         return ""
     asked, by = found[0], context.services.store.actor.name
@@ -708,11 +695,9 @@ async def resume_thread(request: ThreadResumeRequest, context: VerbContext) -> T
     await _refuse_paused(thread, context)
     catalog = context.services.catalogs.at(thread.project or None)
     switched = switched_model(thread, request.model, catalog) if request.model else None
-    # The events with which a thread loads skills that a user chose.
-    found = loaded_skills(request.skills, context.services.context(context.caller, catalog))
     skills = [
         event
-        for use, text in found
+        for use, text in loaded_skills(request.skills, context.services.context(context.caller, catalog))
         for event in (NewEvent("skill", to_builtins(use)), NewEvent("injected", {"text": text}))
     ]
     await runner.wake(thread, request.message or "", switched, skills=skills, is_tainted=is_tainted(context))
@@ -773,13 +758,14 @@ def _instructions_view(response: ThreadInstructionsResponse) -> Iterator[ViewIte
 @verb("instructions", group="thread", access=OWNER, shows=_instructions_view)
 async def show_instructions(request: ThreadInstructionsRequest, context: VerbContext) -> ThreadInstructionsResponse:
     """Show the files with instructions for threads; accept or refuse that of the project."""
-    own = context.services.context(context.caller, context.services.catalogs.at(request.project_path))
-    provenance = context.services.provenance
+    services = context.services
+    own = services.context(context.caller, services.catalogs.at(request.project_path))
     if request.accept or request.refuse:
-        for one in instruction_texts(own.space, provenance):
+        for one in instruction_texts(own.space, services.provenance):
             if one.is_of_project:
                 decide_instructions(one.file.digest, own, is_accepted=request.accept and not request.refuse)
-    return ThreadInstructionsResponse(files=[to_builtins(one.file) for one in instruction_texts(own.space, provenance)])
+    texts = instruction_texts(own.space, services.provenance)
+    return ThreadInstructionsResponse(files=[to_builtins(one.file) for one in texts])
 
 
 class ThreadInjectRequest(ThreadIdRequest, frozen=True, kw_only=True):
@@ -793,8 +779,7 @@ async def inject_message(request: ThreadInjectRequest, context: VerbContext) -> 
     """Give a thread a message, also while it runs: the next request to the model has it."""
     thread = await own_thread(request.thread_id, context)
     await context.services.one(ThreadRunner).inject(thread, request.message, is_tainted=is_tainted(context))
-    await _continue(thread, context, is_waiting=False)
-    return await shown_thread(thread.id, context)
+    return await _continue(thread, context, is_waiting=False)
 
 
 @verb("pause", group="thread", access=ANYONE, shows=result_view)
@@ -820,7 +805,7 @@ async def cancel_thread(request: ThreadCancelRequest, context: VerbContext) -> T
         thread = await own_thread(thread.root_id, context)
     await runner.cancel(thread)
     if request.tree:  # those that are detached too
-        tree = ThreadFilter(root_id=thread.id, limit=_MOST)
+        tree = ThreadFilter(root_id=thread.id, limit=MAX_THREADS)
         for one in await runner.stores.do(partial(runner.stores.threads.list, tree)):
             await runner.cancel(one)
     response = await shown_thread(thread.id, context)

@@ -21,7 +21,7 @@ from kiwi_mcp.kernel.mcp_definitions import accepted, difference, launch_summary
 from kiwi_mcp.kernel.mcp_servers import find_server, key_of, new_record
 from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.kernel.tool_names import touch_server_names
-from kiwi_mcp.kernel.verb import ANYONE, OWNER, Argument, DryRun, NameText, Response, verb
+from kiwi_mcp.kernel.verb import ANYONE, OWNER, Argument, DryRun, NameText, Response, filled, verb
 from kiwi_mcp.kernel.verbs.mcp.servers import (
     ASK_OWNER,
     MARKS,
@@ -31,7 +31,7 @@ from kiwi_mcp.kernel.verbs.mcp.servers import (
     visible_items,
     visible_server,
 )
-from kiwi_mcp.kernel.view import Data, Notice, ViewItem, next_hint, warning_rows
+from kiwi_mcp.kernel.view import Data, Notice, ViewItem, count_text, next_hint, warning_rows
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.policy.needs import needs_text
 from kiwi_mcp.primitives.http.addresses import local_network_host
@@ -42,11 +42,6 @@ _MAX_BYTES = 1_000_000
 _SHORT = 12
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
 """What may follow a name, as NAME@DIGEST, to accept what was shown and nothing that came since."""
-
-
-MaybeTool = Annotated[
-    NameText | None, Argument("One item of it, or TOOL@DIGEST as shown; all of them otherwise.", "TOOL")
-]
 
 
 class ServerAcceptResponse(Response, frozen=True, kw_only=True):
@@ -62,7 +57,9 @@ class ServerAcceptResponse(Response, frozen=True, kw_only=True):
 class ServerDiffRequest(NamedServerRequest, frozen=True, kw_only=True):
     """What of a server to compare."""
 
-    tool: MaybeTool = None
+    tool: Annotated[
+        NameText | None, Argument("One item of it, or TOOL@DIGEST as shown; all of them otherwise.", "TOOL")
+    ] = None
 
 
 class ServerAcceptRequest(ServerDiffRequest, frozen=True, kw_only=True):
@@ -137,7 +134,10 @@ async def diff(request: ServerDiffRequest, context: VerbContext) -> ServerDiffRe
 
 
 def _accept(request: ServerAcceptRequest, catalog: Catalog, definitions: McpDefinitions) -> ServerAcceptResponse:
-    name, expected = _expected_state(request.server)
+    # NAME@DIGEST names what the owner looked at.
+    name, _, expected = request.server.rpartition("@")
+    if not (name and _DIGEST.fullmatch(expected)):
+        name, expected = request.server, ""
     server = find_server(name, catalog)
     key = key_of(server, catalog.space)
     before, known = definitions.find(key), definitions.of(key)
@@ -160,7 +160,7 @@ def _accept(request: ServerAcceptRequest, catalog: Catalog, definitions: McpDefi
         # Items that were added since are not what the owner looked at.
         seen = {(one.kind, one.name): one.digest for one in wanted}
         same = {one.tool_id for one in current if seen.get((one.kind, one.name)) == one.digest}
-        stored = record or new_record(server, key_of(server, catalog.space))
+        stored = record or new_record(server, key)
         after = accepted(current, same, now=moment())
         if request.tool:  # accepting one item does not accept the manifest
             return stored, after
@@ -171,18 +171,21 @@ def _accept(request: ServerAcceptRequest, catalog: Catalog, definitions: McpDefi
     is_changed = before is not None and before.digest != server.digest
     is_unrecorded = not request.tool and (before is None or before.words != launch_summary(server))
     if (names or gone or is_changed or is_unrecorded) and not request.dry_run:
-        definitions.change(key_of(server, catalog.space), work)
+        definitions.change(key, work)
     if not request.dry_run:
         touch_server_names(catalog.space.user)
     done = "would be accepted" if request.dry_run else "accepted"
-    count = len(wanted)
     also = f"the manifest of {server.id} and " if is_changed else ""
+    message = f"{also}{count_text(len(wanted), 'item')} of {server.id} {done}"
+    if not request.tool:  # where the server may be reached, and what it may ask of clients, from now on
+        host = local_network_host(as_text(server.manifest.config.get("url")))
+        message += f"; Kiwi may reach it at {host}" if host else ""
+        message += needs_text(Needs(client=server.manifest.needs.client))
     return ServerAcceptResponse(
         action="accept",
         server=server.id,
         status="planned" if request.dry_run else "accepted",
-        message=f"{also}{count} item{'s' * (count != 1)} of {server.id} {done}"
-        f"{'' if request.tool else _consequences(server)}",
+        message=message,
         accepted=sorted(names),
     )
 
@@ -195,14 +198,9 @@ def _diff(
     record, known = definitions.find(key), visible_items(server.id, definitions.of(key), permission)
     if request.tool:
         known = _named(server, request.tool, known)
+    limit = _MAX_BYTES if request.tool else MAX_DIFF
     changes = [
-        DefinitionDiff(
-            tool_id=one.tool_id,
-            kind=one.kind,
-            state=one.state,
-            digest=one.digest,
-            diff=one.difference_within(_MAX_BYTES if request.tool else MAX_DIFF, "name the item to see them"),
-        )
+        filled(DefinitionDiff, one, diff=one.difference_within(limit, "name the item to see them"))
         for one in known
         if one.state in {"new", "changed"}
     ]
@@ -238,19 +236,6 @@ def _named(server: Tool, tool: str, known: Sequence[Definition]) -> list[Definit
             f"{server.id!r} offers no {tool!r}.", suggestion=f"{near}`kiwi mcp list {server.id}` shows what it offers."
         )
     return mine
-
-
-def _consequences(server: Tool) -> str:
-    """Return where a server may be reached, and what it may ask of clients, once it is accepted; in words."""
-    host = local_network_host(as_text(server.manifest.config.get("url")))
-    reached = f"; Kiwi may reach it at {host}" if host else ""
-    return f"{reached}{needs_text(Needs(client=server.manifest.needs.client))}"
-
-
-def _expected_state(written: str) -> tuple[str, str]:
-    """Return the server that NAME or NAME@DIGEST names, and the digest of what its owner looked at, if given."""
-    name, _, expected = written.rpartition("@")
-    return (name, expected) if name and _DIGEST.fullmatch(expected) else (written, "")
 
 
 def state_digest(server: Tool, known: Sequence[Definition]) -> str:

@@ -19,7 +19,6 @@ from kiwi_mcp.domain.errors import AlreadyExists, InvalidManifest, InvalidReques
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import CLIENT_REQUESTS, SOURCE_TRAITS, UNIX, Needs, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
-from kiwi_mcp.domain.mcp import ServerKey, ServerRecord
 from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.domain.secret import Secret
 from kiwi_mcp.kernel.context import Context, VerbContext
@@ -56,7 +55,7 @@ from kiwi_mcp.kernel.verbs.mcp.servers import (
     open_context,
     package_of,
 )
-from kiwi_mcp.kernel.view import Notice, TableRow, ViewItem, next_hint, warning_rows
+from kiwi_mcp.kernel.view import Notice, TableRow, ViewItem, count_text, next_hint, warning_rows
 from kiwi_mcp.manifest.files import writing
 from kiwi_mcp.manifest.mcp.client_format import read_object
 from kiwi_mcp.manifest.mcp.clients import (
@@ -70,28 +69,21 @@ from kiwi_mcp.manifest.mcp.clients import (
 )
 from kiwi_mcp.manifest.mcp.launch_command import ServerCommand, hosts_named, image_of, server_in
 from kiwi_mcp.manifest.mcp.references import ImportFindings
-from kiwi_mcp.manifest.mcp.server_entry import EntryOrigin, ImportedServers, ServerDraft, draft_server, id_for
+from kiwi_mcp.manifest.mcp.server_entry import EntryOrigin, ImportedServers, draft_server, id_for
+from kiwi_mcp.manifest.templates import variables
 from kiwi_mcp.policy.needs import make_folders, needs_named, needs_text, with_needs, write_place
 from kiwi_mcp.policy.secret_access import open_vault, stored_secrets
 from kiwi_mcp.primitives.http.addresses import local_network_host
 from kiwi_mcp.primitives.secrets.grants import SecretGrant
 from kiwi_mcp.primitives.secrets.redaction import weakness
-from kiwi_mcp.primitives.secrets.reveal import SecretScope, Variables, names_in
+from kiwi_mcp.primitives.secrets.reveal import SecretScope, Variables
 from kiwi_mcp.sandbox.command_files import is_too_wide
 
 _REGISTRY_KEYS = frozenset({"packages", "remotes"})
 """The keys of a `server.json`, in which MCP registries describe a server."""
-
+_CATEGORY = "mcp"
 
 Paths = Annotated[tuple[LongText, ...], Meta(max_length=100)]
-Hosts = Annotated[tuple[NameText, ...], Meta(max_length=100)]
-MayRead = Annotated[Paths, Option("A file or folder that it may read.", metavar="PATH", kind="path")]
-MayWrite = Annotated[Paths, Option("A file or folder that it may change.", metavar="PATH", kind="path")]
-MayReach = Annotated[Hosts, Option("A host that it may reach: NAME or NAME:PORT.", "--host", metavar="HOST")]
-Roots = Annotated[bool, Option("It may ask clients for their folders.")]
-Sampling = Annotated[bool, Option("It may use the models of clients.")]
-Questions = Annotated[bool, Option("It may ask the users of clients.")]
-UnixSockets = Annotated[bool, Option("It may make Unix sockets among its own processes, as browsers do.")]
 WithSecrets = Annotated[bool, Option("Seal secrets among the arguments, and grant them to the server.")]
 NoAccept = Annotated[bool, Option("Leave each of its items to be accepted later.", "--no-accept", value=False)]
 NoStart = Annotated[bool, Option("Do not ask the server for its tools yet.", "--no-start", value=False)]
@@ -101,13 +93,17 @@ Location = Annotated[Scope | None, Option("project or user.")]
 class NeedsRequest(ProjectRequest, frozen=True, kw_only=True):
     """What the owner gives a server."""
 
-    read: MayRead = ()
-    write: MayWrite = ()
-    hosts: MayReach = ()
-    roots: Roots = False
-    sampling: Sampling = False
-    questions: Questions = False
-    unix_sockets: UnixSockets = False
+    read: Annotated[Paths, Option("A file or folder that it may read.", metavar="PATH", kind="path")] = ()
+    write: Annotated[Paths, Option("A file or folder that it may change.", metavar="PATH", kind="path")] = ()
+    hosts: Annotated[
+        tuple[NameText, ...],
+        Meta(max_length=100),
+        Option("A host that it may reach: NAME or NAME:PORT.", "--host", metavar="HOST"),
+    ] = ()
+    roots: Annotated[bool, Option("It may ask clients for their folders.")] = False
+    sampling: Annotated[bool, Option("It may use the models of clients.")] = False
+    questions: Annotated[bool, Option("It may ask the users of clients.")] = False
+    unix_sockets: Annotated[bool, Option("It may make Unix sockets among its own processes, as browsers do.")] = False
 
 
 class ServerAddRequest(NeedsRequest, frozen=True, kw_only=True):
@@ -222,7 +218,11 @@ def _add_view(response: ServerAddResponse) -> Iterator[ViewItem]:
 def _import_view(response: ServersImportResponse) -> Iterator[ViewItem]:
     yield from warning_rows(response.warnings)
     for server in response.servers:
-        yield TableRow(f"{server.status:<9} {_entry_text(server)}")
+        renamed = f" ← {server.name}" if server.name != server.server else ""
+        place = ", ".join(filter(None, (server.client or "", server.source)))
+        target = f" → {server.location}" if server.location else ""
+        reason = f"; {server.reason}" if server.reason else ""
+        yield TableRow(f"{server.status:<9} {server.server}{renamed} ({place}){target}{reason}")
         if server.may_reach:
             yield Notice(f"          may reach: {server.may_reach}; may change: {server.may_change}")
         for text in filter(None, (server.fault or "", server.note or "")):
@@ -233,13 +233,6 @@ def _import_view(response: ServersImportResponse) -> Iterator[ViewItem]:
     for name, about in response.variables.items():
         yield Notice(f"  ${{{name}}}: {about}")
     yield Notice(response.message)
-
-
-def _entry_text(entry: ImportedEntry) -> str:
-    renamed = f" ← {entry.name}" if entry.name != entry.server else ""
-    place = ", ".join(filter(None, (entry.client or "", entry.source)))
-    target = f" → {entry.location}" if entry.location else ""
-    return f"{entry.server}{renamed} ({place}){target}{f'; {entry.reason}' if entry.reason else ''}"
 
 
 class NewServer(Struct, frozen=True):
@@ -260,24 +253,13 @@ class NewServer(Struct, frozen=True):
         return as_text(self.manifest.get("tool_id"))
 
 
-class NewServers(Struct, frozen=True):
-    """The servers of some configurations, those that are left out and why, and the variables that must be set."""
-
-    servers: tuple[NewServer, ...]
-    left_out: tuple[ImportedEntry, ...]
-    issues: tuple[Issue, ...]
-    variables: Mapping[str, str]
-    empty: tuple[str, ...]
-    """The files that were named and hold no server."""
-
-
 def described_server(request: ServerAddRequest, space: Space) -> NewServer:
     """Return the server that the owner's words describe."""
     location: Scope = request.location or "project"
     granted = requested_needs(request, space)
     if request.manifest is not None:
-        given: JsonObject = request.manifest
-        manifest = {"tool_type": "mcp_server", "version": "1.0.0", "tool_id": request.server, **given}
+        defaults = {"tool_type": "mcp_server", "version": "1.0.0", "tool_id": request.server}
+        manifest: JsonObject = {**defaults, **request.manifest}
         return NewServer(with_needs(manifest, granted), location)
     if not request.server:
         raise InvalidRequest("The request names no server.", suggestion="Name it: `kiwi mcp add NAME -- COMMAND`.")
@@ -287,13 +269,12 @@ def described_server(request: ServerAddRequest, space: Space) -> NewServer:
             suggestion="Send `command` or `url`.",
         )
     name, findings = request.server, ImportFindings()
-    words: JsonObject = (
-        {"command": request.command, "args": list(request.args), "env": dict(request.env)}
-        if request.command
-        else {"url": request.url, "type": request.transport, "headers": dict(request.headers)}
-    )
+    entry: dict[str, Json] = {"description": f"MCP server {name}"}
+    if request.command:
+        entry |= {"command": request.command, "args": list(request.args), "env": dict(request.env)}
+    else:
+        entry |= {"url": request.url, "type": request.transport, "headers": dict(request.headers)}
     origin = EntryOrigin("its owner", Path.home(), space.project)
-    entry = {**words, "description": f"MCP server {name}"}
     drafted = draft_server(name, entry, findings, origin=origin, tool_id=id_for(name, ()))
     if drafted is None:
         raise InvalidManifest(name, [issue for issue in findings.issues if issue.is_error] or findings.issues)
@@ -329,7 +310,7 @@ def _granted_path(text: str, space: Space, *, is_writable: bool = False) -> str:
     return str(path.relative_to(space.project)) if path.is_relative_to(space.project) else str(path)
 
 
-def found_servers(request: ServersImportRequest, space: Space, present: Mapping[str, Tool]) -> NewServers:
+def found_servers(request: ServersImportRequest, space: Space, present: Mapping[str, Tool]) -> ServerImport:
     """Return the servers of the named configurations, or of the user's own; with `all`, also the project's.
 
     A project may come from anyone, and the user did not choose what its files start. Servers of the user's own
@@ -344,17 +325,11 @@ def found_servers(request: ServersImportRequest, space: Space, present: Mapping[
             "No configuration of a known client is among your own files.",
             suggestion="Name a file: `kiwi mcp import PATH`; or take the project's too: `kiwi mcp import --all`.",
         )
-    reader = _ImportReader({name: launch_of(tool.manifest.config) for name, tool in present.items()}, space)
+    taken = ServerImport({name: launch_of(tool.manifest.config) for name, tool in present.items()}, space)
     for path in paths:
         location = request.location or scope_of(path, found, space)
-        reader.take(path, _read(path), location, project=_project_of_file(path, found, space))
-    return NewServers(
-        tuple(reader.servers),
-        tuple(reader.left_out),
-        tuple(reader.issues),
-        dict(reader.variables),
-        tuple(reader.empty) if request.paths else (),
-    )
+        taken.take(path, _read(path), location, project=_project_of_file(path, found, space))
+    return taken
 
 
 def scope_of(path: Path, found: Sequence[Configuration], space: Space) -> Scope:
@@ -380,76 +355,66 @@ def shown_path(path: Path, space: Space) -> str:
     return f"~/{path.relative_to(Path.home())}" if path.is_relative_to(Path.home()) else str(path)
 
 
-class _ImportReader:
-    """The servers of several configurations, each taken once."""
+class ServerImport:
+    """The servers of several configurations, each taken once, and the reasons why others are left out."""
 
     def __init__(self, present: Mapping[str, JsonObject], space: Space) -> None:
-        self._here = dict(present)
-        self._taken = dict(present)
+        self._here, self._taken = present, dict(present)
         self._space = space
         self._secrets: dict[str, Secret] = {}
         self.servers: list[NewServer] = []
         self.left_out: list[ImportedEntry] = []
         self.issues: list[Issue] = []
         self.variables: dict[str, str] = {}
+        """The variables that must be set, each with its purpose."""
         self.empty: list[str] = []
+        """The files that hold no server."""
 
     def take(self, path: Path, imported: ImportedServers, location: Scope, *, project: Path | None) -> None:
         """Take the servers of one configuration, which may be a file of a project."""
         self._note(path, imported.issues)
         if not imported.servers:
             self.empty.append(shown_path(path, self._space))
+        source: dict[str, AnyJson] = {"source": shown_path(path, self._space)}
+        if client := client_of(path):
+            source["client"] = client.title
         for draft in imported.servers:
-            origin = self._origin(path, draft)
-            if reason := self._reason_against(draft):
-                self.left_out.append(ImportedEntry(server=draft.name, status="left out", reason=reason, **origin))
-                continue
-            config = as_object(draft.manifest.get("config"))
-            names = {name for text in _texts(config) for name in names_in(text)}
+            config, origin = as_object(draft.manifest.get("config")), {"name": draft.name, **source}
+            names = {*variables(config)}
             mine = {name: secret for name, secret in imported.secrets.items() if name in names}
-            self._compare(path, mine)
             same = next((name for name, words in self._taken.items() if words == launch_of(config)), "")
-            tool_id = same or id_for(draft.name, self._taken)
-            if same and same not in self._here:
-                reason = f"it is the same as {same}"
+            reason = ""
+            if draft.is_disabled:
+                reason = "it is disabled there"
+            elif draft.project and draft.project != str(self._space.project):
+                reason = f"it is meant for {draft.project} alone"
+            else:
+                self._compare(path, mine)
+                if same and same not in self._here:
+                    reason = f"it is the same as {same}"
+            if reason:
                 self.left_out.append(ImportedEntry(server=draft.name, status="left out", reason=reason, **origin))
                 continue
+            tool_id = same or id_for(draft.name, self._taken)
             self._taken[tool_id] = launch_of(config)
-            if not same:
-                needed = {name: about for name, about in imported.variables.items() if name in names}
-                self.variables |= {name: _about(about, tool_id) for name, about in needed.items()}
             issues: list[Issue] = []
             needs = needs_named(config, issues, server=tool_id, project=project)
             manifest = with_needs({**draft.manifest, "tool_id": tool_id}, needs)
             if not same:
+                for name, about in imported.variables.items():
+                    if name in names:
+                        self.variables[name] = about if tool_id in about.split() else f"{about}, for {tool_id}"
                 self._note(path, issues)
             self.servers.append(NewServer(manifest, location, secrets=mine, origin=origin, is_here=bool(same)))
 
     def _note(self, path: Path, issues: Sequence[Issue]) -> None:
         self.issues += [replace(one, place=": ".join(filter(None, (path.name, one.place)))) for one in issues]
 
-    def _origin(self, path: Path, draft: ServerDraft) -> Mapping[str, AnyJson]:
-        client = client_of(path)
-        origin = {"name": draft.name, "source": shown_path(path, self._space)}
-        return {**origin, "client": client.title} if client else origin
-
-    def _reason_against(self, draft: ServerDraft) -> str:
-        if draft.is_disabled:
-            return "it is disabled there"
-        if draft.project and draft.project != str(self._space.project):
-            return f"it is meant for {draft.project} alone"
-        return ""
-
     def _compare(self, path: Path, secrets: Mapping[str, Secret]) -> None:
         for name, secret in secrets.items():
             if not secret.is_same(self._secrets.setdefault(name, secret)):
                 reason = f"has another value in {path.name} than in a configuration before it"
                 self.issues.append(Issue(name, reason, "Rename the variable in one of the manifests.", "warning"))
-
-
-def _about(about: str, tool_id: str) -> str:
-    """Return what a variable is for, with the name that its server has here."""
-    return about if tool_id in about.split() else f"{about}, for {tool_id}"
 
 
 def _read(path: Path) -> ImportedServers:
@@ -463,34 +428,16 @@ def _read(path: Path) -> ImportedServers:
     return read_configuration(path)
 
 
-def _texts(value: Json) -> Sequence[str]:
-    match value:
-        case str():
-            return [value]
-        case Mapping():
-            return [text for inner in value.values() for text in _texts(inner)]
-        case list() | tuple():
-            return [text for inner in value for text in _texts(inner)]
-        case _:
-            return []
-
-
 _HOW = "Set them, or say `with_secrets` (`--with-secrets`) to have them sealed and granted to the server."
-
-
-class SavedSecrets(Struct, frozen=True):
-    """What came of secrets: which of them were sealed, and what the owner must know."""
-
-    written: AbstractSet[str] = frozenset()
-    issues: tuple[Issue, ...] = ()
 
 
 async def save_secrets(
     servers: Sequence[NewServer], request: ServerAddRequest | ServersImportRequest, catalog: Catalog
-) -> SavedSecrets:
+) -> tuple[AbstractSet[str], list[Issue]]:
     """Seal the secrets of servers and grant them to each if the request asks for that; otherwise report them.
 
-    For servers that already exist, only secrets that are not set are reported.
+    For servers that already exist, only secrets that are not set are reported. Return the names of those that were
+    sealed, and what the owner must know.
     """
     space, issues, written = catalog.space, list[Issue](), set[str]()
     if request.with_secrets and not request.dry_run:
@@ -498,19 +445,17 @@ async def save_secrets(
             for name, value in new.secrets.items():
                 if issue := await _seal(name, value, new, catalog, written):
                     issues.append(issue)
-        return SavedSecrets(written, tuple(issues))
+        return written, issues
     for new in servers:
-        names = _unset(new.secrets, space) if new.is_here else list(new.secrets)
+        names = list(new.secrets)
+        if new.is_here:
+            found = Variables().locate(names, project=space.project, user=space.user)
+            stored = stored_secrets(names, space.user)
+            names = [name for name in names if found.get(name) is None and name not in stored]
         if names:
             what = f"{', '.join(names)} held {'secrets' if len(names) > 1 else 'a secret'}"
             issues.append(Issue(new.tool_id, f"{what}, which is not in the manifest", _HOW, "warning"))
-    return SavedSecrets(issues=tuple(issues))
-
-
-def _unset(secrets: Mapping[str, Secret], space: Space) -> list[str]:
-    found = Variables().locate(tuple(secrets), project=space.project, user=space.user)
-    stored = stored_secrets(tuple(secrets), space.user)
-    return [name for name in secrets if found.get(name) is None and name not in stored]
+    return written, issues
 
 
 async def _seal(name: str, value: Secret, new: NewServer, catalog: Catalog, written: set[str]) -> Issue | None:
@@ -546,9 +491,6 @@ def _scope(manifest: JsonObject) -> SecretScope:
     return SecretScope((urlsplit(url).netloc.rpartition("@")[2].lower(),), "any") if url else SecretScope()
 
 
-_CATEGORY = "mcp"
-
-
 @verb("add", group="mcp", access=OWNER, hint=ASK_OWNER.format("add NAME -- COMMAND"), shows=_add_view)
 async def add(request: ServerAddRequest, context: VerbContext) -> ServerAddResponse:
     """Add a server: kiwi mcp add NAME -- COMMAND ARGS…, or kiwi mcp add NAME --url URL."""
@@ -557,8 +499,8 @@ async def add(request: ServerAddRequest, context: VerbContext) -> ServerAddRespo
     with servers.changing(is_planned=request.dry_run):
         new = described_server(request, catalog.space)
         tool_id, path = await _create(new, opened, is_planned=request.dry_run)
-        saved = await save_secrets([replace(new, manifest={**new.manifest, "tool_id": tool_id})], request, catalog)
-        warnings: list[AnyJson] = [*map(Issue.to_json, (*new.issues, *saved.issues))]
+        _, faults = await save_secrets([replace(new, manifest={**new.manifest, "tool_id": tool_id})], request, catalog)
+        warnings: list[AnyJson] = [*map(Issue.to_json, (*new.issues, *faults))]
         if request.dry_run:
             return ServerAddResponse(
                 action="add",
@@ -616,17 +558,22 @@ async def allow(request: ServerAllowRequest, context: VerbContext) -> ServerChan
         message = f"{server.id} would be given more"
         return ServerChange(action="allow", server=server.id, status="planned", message=message, needs=needs)
     changed = catalog.find(server.id, source=server.origin.source)
-    key = key_of(changed, catalog.space)
+    unaccepted = f"; nothing of it runs before `kiwi mcp accept {server.id}`"
     if was_accepted:
-        definitions().change(key, lambda record, known: (_accepted(record, changed, key), tuple(known)))
-    unaccepted = "" if was_accepted else f"; nothing of it runs before `kiwi mcp accept {server.id}`"
+        key, unaccepted = key_of(changed, catalog.space), ""
+        now = {"digest": changed.digest, "words": launch_summary(changed)}
+        definitions().change(
+            key, lambda record, known: (replace(record or new_record(changed, key), **now), tuple(known))
+        )
+    asks = changed.manifest.needs.write or changed.manifest.needs.hosts
+    rule = f"`kiwi approvals rules add 'mcp/{server.id}/*'` says yes beforehand"
     return ServerChange(
         action="allow",
         server=server.id,
         status="allowed",
         message=f"{server.id} was given more{needs_text(changed.manifest.needs)}{unaccepted}",
         needs=needs,
-        next=_approval_hint(changed),
+        next=f"Its tools ask you from now on; {rule}." if asks else UNSET,
     )
 
 
@@ -641,23 +588,23 @@ async def import_servers(request: ServersImportRequest, context: VerbContext) ->
         added: list[Tool] = []
         rows = [*found.left_out]
         rows += [await _import(new, request, opened, added) for new in found.servers if not new.is_here]
-        saved = await save_secrets(found.servers, request, catalog)
+        sealed, issues = await save_secrets(found.servers, request, catalog)
         here = [new for new in found.servers if new.is_here]
-        rows += [_here(new, present[new.tool_id], saved) for new in here]
-        warnings: list[AnyJson] = [*map(Issue.to_json, (*found.issues, *saved.issues))]
-        wanted = [*added, *(present[new.tool_id] for new in here if saved.written & new.secrets.keys())]
+        rows += [_here(new, present[new.tool_id], sealed) for new in here]
+        wanted = [*added, *(present[new.tool_id] for new in here if sealed & new.secrets.keys())]
         report = context.caller.report
         faults: list[AnyJson] = []
         offered = await servers.refresh_all(wanted, catalog, faults, report, opened.rights) if request.start else []
     rows = [_with_result(row, offered, faults) for row in rows]
+    empty = found.empty if request.paths else []
     return ServersImportResponse(
         action="import",
         status="planned" if request.dry_run else "imported",
-        message=_message(rows, offered, found.empty, is_planned=request.dry_run) + _reached(added),
+        message=_message(rows, offered, empty, is_planned=request.dry_run) + _reached(added),
         servers=rows,
-        variables=dict(found.variables),
-        empty=list(found.empty) or UNSET,
-        warnings=warnings or UNSET,
+        variables=found.variables,
+        empty=empty or UNSET,
+        warnings=[*map(Issue.to_json, (*found.issues, *issues))] or UNSET,
     )
 
 
@@ -668,7 +615,8 @@ async def _import(new: NewServer, request: ServersImportRequest, context: Contex
         return ImportedEntry(server=new.tool_id, status="refused", reason=fault.message, **new.origin)
     access: dict[str, AnyJson] = {}
     if not request.dry_run:
-        added.append(server := _trust(new.tool_id, new, context, accepts_first=request.accept))
+        server = _trust(new.tool_id, new, context, accepts_first=request.accept)
+        added.append(server)
         access = _access(server)
     is_renamed = new.tool_id != id_for(new.origin["name"], ())
     return ImportedEntry(
@@ -746,17 +694,11 @@ def _trust(tool_id: str, new: NewServer, context: Context, *, accepts_first: boo
     return server
 
 
-def _accepted(record: ServerRecord | None, server: Tool, key: ServerKey) -> ServerRecord:
-    """Return the record of a server after its owner changed the manifest."""
-    return replace(record or new_record(server, key), digest=server.digest, words=launch_summary(server))
-
-
-def _here(new: NewServer, server: Tool, saved: SavedSecrets) -> ImportedEntry:
+def _here(new: NewServer, server: Tool, sealed: AbstractSet[str]) -> ImportedEntry:
     """Return the report about an entry for a server that already exists."""
-    written = sorted(saved.written & new.secrets.keys())
     place = "" if server.origin.source == new.location else f" ({server.origin.source})"
     reason = f"it is here already, as {server.id}{place}"
-    if written:
+    if written := sorted(sealed & new.secrets.keys()):
         reason += f"; {', '.join(written)} sealed and granted to it"
     return ImportedEntry(server=new.origin["name"], status="left out", reason=reason, **new.origin)
 
@@ -769,10 +711,9 @@ def _message(
     if not rows and empty:
         return f"{', '.join(empty)} {'holds' if len(empty) == 1 else 'hold'} no MCP server"
     done = "would be imported" if is_planned else "imported"
-    count = sum(len(one.definitions) for one in offered)
-    items = f", with {count} item{'s' * (count != 1)}" if offered else ""
+    items = f", with {count_text(sum(len(one.definitions) for one in offered), 'item')}" if offered else ""
     not_started = f"; {failed} of them did not start" if failed else ""
-    return f"{number} server{'s' * (number != 1)} {done}{items}{not_started}"
+    return f"{count_text(number, 'server')} {done}{items}{not_started}"
 
 
 def _reached(servers: Sequence[Tool]) -> str:
@@ -780,14 +721,6 @@ def _reached(servers: Sequence[Tool]) -> str:
     hosts = [local_network_host(as_text(server.manifest.config.get("url"))) for server in servers]
     listed = ", ".join(dict.fromkeys(filter(None, hosts)))
     return f"; Kiwi may reach {listed} for {'it' if len(servers) == 1 else 'them'}" if listed else ""
-
-
-def _approval_hint(server: Tool) -> str | UnsetType:
-    """Return what changes for callers of its tools, if it may change files or reach hosts."""
-    if not (server.manifest.needs.write or server.manifest.needs.hosts):
-        return UNSET
-    rule = f"`kiwi approvals rules add 'mcp/{server.id}/*'` says yes beforehand"
-    return f"Its tools ask you from now on; {rule}."
 
 
 def _next(tool_id: str, offered: RefreshResult | None, *, is_accepted: bool) -> str:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from msgspec import UNSET, Struct, UnsetType, field
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
@@ -18,7 +18,6 @@ from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import Invalid, KiwiError, NotFound, Unavailable
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import as_object
-from kiwi_mcp.domain.mcp import ServerKey
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.domain.safe_text import strip_controls
 from kiwi_mcp.domain.secret import Secret
@@ -29,7 +28,7 @@ from kiwi_mcp.kernel.paths import no_project_space
 from kiwi_mcp.kernel.verb import OWNER, Argument, DryRun, NameText, Option, ProjectRequest, Response, verb
 from kiwi_mcp.kernel.verbs.mcp.add import shown_path
 from kiwi_mcp.kernel.verbs.mcp.servers import NO_NETWORK, may_reach
-from kiwi_mcp.kernel.view import Data, Notice, TableRow, ViewItem, next_hint
+from kiwi_mcp.kernel.view import Data, Notice, TableRow, ViewItem, count_text, next_hint
 from kiwi_mcp.manifest.mcp.client_entry import ENTRY, ClientFileChange, apply, keep_copy, plan_connect, plan_undo
 from kiwi_mcp.manifest.mcp.clients import SCOPES, Scope, clients, find_configurations, read_configuration, read_text
 from kiwi_mcp.manifest.mcp.launch_command import server_in
@@ -115,7 +114,7 @@ def _connect_view(response: ConnectResponse | ClientList) -> Iterator[ViewItem]:
         return
     for row in response.clients:
         state = "connected" if row.connected else "not connected"
-        has = row.fault or f"{len(row.servers)} server{'s' * (len(row.servers) != 1)}: {', '.join(row.servers)}"
+        has = row.fault or f"{count_text(len(row.servers), 'server')}: {', '.join(row.servers)}"
         yield TableRow(f"{row.client:<16} {row.location:<8} {state:<14} {row.path}  {has.removesuffix(': ')}")
     if not response.clients:
         yield Notice(f"No client is found here. Known are {', '.join(response.known)}.")
@@ -147,22 +146,28 @@ async def connect(request: ConnectRequest, context: VerbContext) -> ConnectRespo
     command = _own_command()
     plan = partial(plan_connect, client, scope, home=home, project=space.project, command=command, keep_in=keep_in)
     change = plan()
-    found = find_duplicates(change.path, scope, catalog, definitions) if change.before is not None else Duplicates()
-    if request.replace and found.names:
-        change = plan(without=found.names)
+    kept: dict[str, str] = {}
+    offline: dict[str, str] = {}
+    if change.before is not None:
+        kept, offline = find_duplicates(change.path, scope, catalog, definitions)
+    replaceable = tuple(name for name, reason in kept.items() if not reason)
+    if request.replace and replaceable:
+        change = plan(without=replaceable)
     response = await _write(request, change, scope, command)
     hints = []
     if scope == "project":
         hints.append(f"This file starts Kiwi as {command}, which others that share the project may not have.")
     if not request.replace:
         where = f" --location {request.location}" if request.location else ""
-        if found.names:
-            hints.append(_offer(len(found.names), "here", f"{request.client}{where}", "this file"))
+        if replaceable:
+            hints.append(_offer(len(replaceable), "here", f"{request.client}{where}", "this file"))
         else:
-            hints += _elsewhere(request, scope, catalog, definitions)
-    offline = [found.offline[name] for name in change.taken_out if name in found.offline]
+            hints += _elsewhere(client, scope, catalog, definitions)
     return replace(
-        response, kept=dict(found.others) or UNSET, without_network=offline or UNSET, next=" ".join(hints) or UNSET
+        response,
+        kept={name: reason for name, reason in kept.items() if reason} or UNSET,
+        without_network=[offline[name] for name in change.taken_out if name in offline] or UNSET,
+        next=" ".join(hints) or UNSET,
     )
 
 
@@ -233,8 +238,8 @@ async def _write(request: ConnectRequest, change: ClientFileChange, scope: Scope
     verb = "disconnected from" if request.undo else "connected to"
     done = "would be " if request.dry_run else "is " if change.is_needed else "was already "
     moved = change.put_back or change.taken_out
-    count = f"{len(moved)} server{'s' * (len(moved) != 1)}"
-    also = f", and {count} {'put back' if change.put_back else 'taken out of its file'}" if moved else ""
+    where = "put back" if change.put_back else "taken out of its file"
+    also = f", and {count_text(len(moved), 'server')} {where}" if moved else ""
     return ConnectResponse(
         action="connect",
         client=client,
@@ -248,19 +253,15 @@ async def _write(request: ConnectRequest, change: ClientFileChange, scope: Scope
     )
 
 
-def _elsewhere(request: ConnectRequest, scope: Scope, catalog: Catalog, definitions: McpDefinitions) -> list[str]:
+def _elsewhere(client: str, scope: Scope, catalog: Catalog, definitions: McpDefinitions) -> list[str]:
     """Return what could be replaced in the client's other file."""
-    client = request.client or ""
-    for other in _scopes(client):
-        path = Path.home() / clients()[client].places(other)[0]
-        if (
-            other == "user" != scope
-            and path.is_file()
-            and (found := find_duplicates(path, other, catalog, definitions)).names
-        ):
-            name = shown_path(path, catalog.space)
-            return [_offer(len(found.names), f"in {name}", f"{client} --location user", "that file")]
-    return []
+    if scope == "user" or "user" not in _scopes(client):
+        return []
+    path = Path.home() / clients()[client].places("user")[0]
+    reasons = find_duplicates(path, "user", catalog, definitions)[0].values() if path.is_file() else ()
+    count = sum(not reason for reason in reasons)
+    where = f"in {shown_path(path, catalog.space)}"
+    return [_offer(count, where, f"{client} --location user", "that file")] if count else []
 
 
 def _offer(count: int, where: str, words: str, file: str) -> str:
@@ -284,25 +285,22 @@ def _own_command() -> str:
     return str(Path(own).absolute())
 
 
-class Duplicates(Struct, frozen=True):
-    """The entries that Kiwi can replace, and those of servers that it has but cannot replace, with the reason."""
+def find_duplicates(
+    path: Path, scope: Scope, catalog: Catalog, definitions: McpDefinitions
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the entries of a file that are servers of Kiwi, and those of them that are offline in Kiwi.
 
-    names: tuple[str, ...] = ()
-    others: Mapping[str, str] = field(default_factory=dict)
-    offline: Mapping[str, str] = field(default_factory=dict)
-    """The entries of servers that reach no host and are not known to need none, with their names in Kiwi."""
-
-
-def find_duplicates(path: Path, scope: Scope, catalog: Catalog, definitions: McpDefinitions) -> Duplicates:
-    """Return which entries of a file are servers of Kiwi: reached alike, seen by that client, and accepted."""
+    The first says of each entry why Kiwi cannot replace it; empty if it can: reached alike, seen by that client, and
+    accepted. The second has the names in Kiwi of servers that reach no host and are not known to need none.
+    """
+    judged: dict[str, str] = {}
+    offline: dict[str, str] = {}
     try:
         imported = read_configuration(path)
     except Invalid:  # the code that writes the file reports what is wrong with it
-        return Duplicates()
+        return judged, offline
     space = catalog.space if scope == "project" else no_project_space(catalog.space.user, catalog.space.cache)
     known = known_servers(catalog, definitions)
-    judged: dict[str, str] = {}
-    offline: dict[str, str] = {}
     for draft in imported.servers:
         if draft.project or draft.is_disabled:
             continue
@@ -311,29 +309,18 @@ def find_duplicates(path: Path, scope: Scope, catalog: Catalog, definitions: Mcp
             if launch_of(server.manifest.config) == launch:
                 if may_reach(server) == NO_NETWORK and server_in(server.manifest.config) is None:
                     offline[draft.name] = server.id
-                judged[draft.name] = (
-                    _out_of_scope(server, scope, space)
-                    or _unaccepted(server, key, definitions)
-                    or _other_secrets(draft, imported.secrets, server, catalog, space)
-                )
-    return Duplicates(
-        tuple(name for name, reason in judged.items() if not reason),
-        {name: reason for name, reason in judged.items() if reason},
-        offline,
-    )
-
-
-def _out_of_scope(server: Tool, scope: Scope, space: Space) -> str:
-    is_users = server.origin.path.is_relative_to(space.user) or server.origin.is_published
-    return "" if scope == "project" or is_users else f"{server.id} is in one project, and this file is for all"
-
-
-def _unaccepted(server: Tool, key: ServerKey, definitions: McpDefinitions) -> str:
-    record = definitions.find(key)
-    if record is None or record.digest != server.digest:
-        return f"the manifest of {server.id} is not accepted as it is"
-    is_usable = any(one.state == "accepted" for one in definitions.of(key))
-    return "" if is_usable else f"nothing of {server.id} is accepted"
+                is_for_all = server.origin.path.is_relative_to(space.user) or server.origin.is_published
+                record = definitions.find(key)
+                if scope != "project" and not is_for_all:
+                    reason = f"{server.id} is in one project, and this file is for all"
+                elif record is None or record.digest != server.digest:
+                    reason = f"the manifest of {server.id} is not accepted as it is"
+                elif not any(one.state == "accepted" for one in definitions.of(key)):
+                    reason = f"nothing of {server.id} is accepted"
+                else:
+                    reason = _other_secrets(draft, imported.secrets, server, catalog, space)
+                judged[draft.name] = reason
+    return judged, offline
 
 
 def _other_secrets(

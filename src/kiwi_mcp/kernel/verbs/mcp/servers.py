@@ -18,14 +18,14 @@ from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import KiwiError, LoginRequired, PolicyDenied, ToolNotFound
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.domain.json import as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.mcp import Definition, ServerRecord, State
 from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.domain.safe_text import strip_controls
 from kiwi_mcp.drivers.environments.package_manager import server_package
 from kiwi_mcp.drivers.mcp.server import RESTART, log_path
 from kiwi_mcp.kernel.context import Context, VerbContext
-from kiwi_mcp.kernel.mcp_servers import McpServers, RefreshResult, find_server, is_owners, key_of, known_servers
+from kiwi_mcp.kernel.mcp_servers import McpServers, find_server, is_owners, key_of, known_servers
 from kiwi_mcp.kernel.permission import ItemVisibility, one_of
 from kiwi_mcp.kernel.verb import (
     ANYONE,
@@ -38,10 +38,11 @@ from kiwi_mcp.kernel.verb import (
     ProjectRequest,
     Response,
     Where,
+    filled,
     verb,
 )
 from kiwi_mcp.kernel.verbs.create import Author, DeleteRequest, delete_item
-from kiwi_mcp.kernel.view import Data, Notice, TableRow, ViewItem, next_hint, warning_rows
+from kiwi_mcp.kernel.view import Data, Notice, TableRow, ViewItem, count_text, next_hint, warning_rows
 from kiwi_mcp.policy.needs import needs_text
 from kiwi_mcp.store.mcp_definitions import McpDefinitions
 
@@ -179,16 +180,22 @@ def _row_text(server: ServerRow) -> str:
     return f"{server.server:<24} {server.status:<12} {access} {states or 'nothing'}{asks}"
 
 
-def _login_view(response: LoginResponse) -> Iterator[ViewItem]:
-    yield from warning_rows(response.warnings)
-    yield from items_view(response.items)
-    yield Notice(response.message)
-
-
 def open_context(request: ProjectRequest, context: VerbContext) -> Context:
     """Return what a verb about servers works with: the catalog of the request's project, the caller, its rights."""
     services = context.services
     return services.context(context.caller, services.catalogs.at(request.project_path))
+
+
+class NamedServerRequest(ProjectRequest, frozen=True, kw_only=True):
+    """Which server."""
+
+    server: ServerName
+
+
+def open_server(request: NamedServerRequest, context: VerbContext) -> tuple[Context, McpServers, Tool]:
+    """Return what a verb about one server works with, and the server that the request names."""
+    opened = open_context(request, context)
+    return opened, context.services.one(McpServers), find_server(request.server, opened.catalog)
 
 
 class ServersListRequest(ProjectRequest, frozen=True, kw_only=True):
@@ -200,13 +207,13 @@ class ServersListRequest(ProjectRequest, frozen=True, kw_only=True):
 @verb("list", group="mcp", access=ANYONE, records=False, needs_rules=True, shows=_servers_view)
 async def list_servers(request: ServersListRequest, context: VerbContext) -> ServerDetails | ServerList:
     """List the servers, or the tools, prompts and resources of one."""
-    catalogs, name = context.services.catalogs, request.server
+    catalogs = context.services.catalogs
 
     def work(catalog: Catalog) -> ServerDetails | ServerList:
         definitions = catalogs.definitions()
         permission = ItemVisibility(catalog, context.services.rights(context.caller))
-        if name:
-            return _known_server(name, catalog, definitions, permission)
+        if request.server:
+            return _known_server(request.server, catalog, definitions, permission)
         return all_servers(catalog, definitions, permission)
 
     return await catalogs.near.do(catalogs.space_if_any(request.project_path), work)
@@ -253,10 +260,9 @@ def _known_server(
     )
 
 
-class ServersRefreshRequest(ProjectRequest, frozen=True, kw_only=True):
+class ServersRefreshRequest(ServersListRequest, frozen=True, kw_only=True):
     """Which server to ask."""
 
-    server: MaybeServer = None
     yes: Annotated[bool, Option("Start it although it was never accepted.")] = False
 
 
@@ -274,9 +280,21 @@ async def _refresh_one(name: str, context: Context, servers: McpServers, *, may_
     catalog, permission = context.catalog, ItemVisibility(context.catalog, lambda: context.rights)
     server = visible_server(name, catalog, permission)
     if not context.is_owner and not is_owners(server, catalog, servers.definitions()):
-        raise _not_the_owners(server)
+        raise PolicyDenied(
+            f"The owner has not added {server.id!r} as its manifest is now, so it is not started.",
+            suggestion=f"Ask the owner to look at it and type `kiwi mcp refresh {server.id}` and "
+            f"`kiwi mcp accept {server.id}`.",
+            tool_id=server.id,
+        )
     if not may_start and not _may_start(server, catalog, servers.definitions()):
-        raise _never_accepted(server)
+        config = server.manifest.config
+        command = shlex.join(map(text_of, (config.get("command"), *as_list(config.get("args")))))
+        raise PolicyDenied(  # which shows the owner all there is to see
+            f"{server.id!r} was never accepted as its manifest ({server.origin.path}) is now. To ask it starts "
+            f"`{strip_controls(command)}`{needs_text(server.manifest.needs)}.",
+            suggestion=f"If that is right, `kiwi mcp refresh {server.id} --yes` starts it.",
+            tool_id=server.id,
+        )
     if not context.is_owner and not servers.is_due(server, catalog):
         message = f"{server.id} was asked less than a minute ago; this is what it offered then"
         known = _known_server(name, catalog, servers.definitions(), permission)
@@ -297,14 +315,22 @@ async def _refresh_one(name: str, context: Context, servers: McpServers, *, may_
 async def _refresh_all(context: Context, servers: McpServers) -> ServerList:
     catalog, definitions = context.catalog, servers.definitions()
     permission = ItemVisibility(catalog, lambda: context.rights)
-    known = [one for one, _ in known_servers(catalog, definitions) if not permission.is_server_hidden(one)]
-    permitted = [server for server in known if _may_ask(server, catalog, definitions)]
+    wanted: list[Tool] = []
     warnings: list[AnyJson] = []
-    if context.is_owner:
-        wanted = permitted
-        warnings += [_not_asked(server) for server in known if server not in permitted]
-    else:
-        wanted = [one for one in permitted if is_owners(one, catalog, definitions) and servers.is_due(one, catalog)]
+    for server, _ in known_servers(catalog, definitions):
+        if permission.is_server_hidden(server):
+            continue
+        is_accepted = is_owners(server, catalog, definitions)
+        # A server of a project could lead to any address.
+        is_permitted = is_accepted or not server.origin.is_in_project
+        if is_permitted and _may_start(server, catalog, definitions):
+            if context.is_owner or (is_accepted and servers.is_due(server, catalog)):
+                wanted.append(server)
+        elif context.is_owner:
+            verb, shows = ("started", "shows what would be started") if _is_process(server) else ("asked", "asks it")
+            fix = f"`kiwi mcp refresh {server.id}` {shows}."
+            issue = Issue(server.id, f"was never accepted as it is, and was not {verb}", fix, "warning")
+            warnings.append(issue.to_json())
     results = await servers.refresh_all(wanted, catalog, warnings, context.caller.report, context.rights)
     by_id = {one.server.key.server: one for one in results}
     changed = [one for one in results if unaccepted_items(one.definitions)]
@@ -320,12 +346,6 @@ async def _refresh_all(context: Context, servers: McpServers) -> ServerList:
         warnings=warnings or UNSET,
         next=next_step(name, [one for each in changed for one in each.definitions]),
     )
-
-
-class NamedServerRequest(ProjectRequest, frozen=True, kw_only=True):
-    """Which server."""
-
-    server: ServerName
 
 
 class ServerLogResponse(Response, frozen=True, kw_only=True):
@@ -349,9 +369,8 @@ def _log_view(response: ServerLogResponse) -> Iterator[ViewItem]:
 @verb("logs", group="mcp", access=OWNER, records=False, hint=ASK_OWNER.format("logs SERVER"), shows=_log_view)
 async def logs(request: NamedServerRequest, context: VerbContext) -> ServerLogResponse:
     """Show what the process of a server last wrote to standard error, without secrets."""
-    opened = open_context(request, context)
-    server = find_server(request.server, opened.catalog)
-    record = context.services.catalogs.definitions().find(key_of(server, opened.space))
+    opened, servers, server = open_server(request, context)
+    record = servers.definitions().find(key_of(server, opened.space))
     path = log_path(opened.space, server.identity)
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     fault = record.fault if record else ""
@@ -361,8 +380,7 @@ async def logs(request: NamedServerRequest, context: VerbContext) -> ServerLogRe
 @verb("restart", group="mcp", access=OWNER, hint=ASK_OWNER.format("restart SERVER"))
 async def restart(request: NamedServerRequest, context: VerbContext) -> ServerChange:
     """End the processes of a server, also those of other running Kiwis; the next call starts it anew."""
-    opened, servers = open_context(request, context), context.services.one(McpServers)
-    server = find_server(request.server, opened.catalog)
+    opened, servers, server = open_server(request, context)
     await _restart(server, opened, servers)
     message = f"{server.id} starts anew at its next call"
     return ServerChange(action="restart", server=server.id, status="restarted", message=message)
@@ -378,9 +396,9 @@ async def _restart(server: Tool, context: Context, servers: McpServers) -> None:
 @verb("try", group="mcp", access=OWNER, hint=ASK_OWNER.format("try SERVER"), shows=_servers_view)
 async def try_server(request: NamedServerRequest, context: VerbContext) -> ServerDetails:
     """Start a server anew and list what it offers."""
-    opened, servers = open_context(request, context), context.services.one(McpServers)
+    opened, servers, server = open_server(request, context)
     with servers.changing():
-        await _restart(find_server(request.server, opened.catalog), opened, servers)
+        await _restart(server, opened, servers)
         details = await _refresh_one(request.server, opened, servers, may_start=False)
     return replace(details, action="try")
 
@@ -394,9 +412,7 @@ class ServerRemoveRequest(NamedServerRequest, frozen=True, kw_only=True):
 @verb("remove", group="mcp", access=OWNER, hint=ASK_OWNER.format("remove SERVER"))
 async def remove(request: ServerRemoveRequest, context: VerbContext) -> ServerChange:
     """Remove a server and its items; its manifest is moved to the trash."""
-    opened, servers = open_context(request, context), context.services.one(McpServers)
-    catalog = opened.catalog
-    server = find_server(request.server, catalog)
+    opened, servers, server = open_server(request, context)
     with servers.changing(is_planned=request.dry_run):
         trash_path: str | UnsetType = UNSET
         if server.origin.is_editable:
@@ -406,9 +422,9 @@ async def remove(request: ServerRemoveRequest, context: VerbContext) -> ServerCh
         if request.dry_run:
             message = f"{server.id} would be removed"
             return ServerChange(action="remove", server=server.id, status="planned", message=message)
-        servers.definitions().remove(key_of(server, catalog.space))
+        servers.definitions().remove(key_of(server, opened.space))
         with suppress(KiwiError):  # a server that cannot even be read has no login either
-            await _forget_login(server, opened)
+            await servers.driver().log_out(server, opened.space)
     return ServerChange(
         action="remove",
         server=server.id,
@@ -428,60 +444,52 @@ class LoginRequest(NamedServerRequest, frozen=True, kw_only=True):
     ] = ()
 
 
+def _login_view(response: LoginResponse) -> Iterator[ViewItem]:
+    yield from warning_rows(response.warnings)
+    yield from items_view(response.items)
+    yield Notice(response.message)
+
+
 @verb("login", group="mcp", access=OWNER, hint=ASK_OWNER.format("login SERVER"), shows=_login_view)
 async def log_in(request: LoginRequest, context: VerbContext) -> LoginResponse:
     """Log in to a server in your browser."""
-    opened, servers = open_context(request, context), context.services.one(McpServers)
-    catalog = opened.catalog
-    server = find_server(request.server, catalog)
-    offered, fault = None, None
-    for _ in range(_ROUNDS):
+    opened, servers, server = open_server(request, context)
+    known: Sequence[Definition] = ()
+    scope, items, warnings = "", "", list[AnyJson]()
+    for left in reversed(range(_ROUNDS)):
         # Judged anew in each round: the owner may take minutes in the browser.
-        run, secrets = servers.plan(server, catalog, opened.rights)
+        run, secrets = servers.plan(server, opened.catalog, opened.rights)
         ask, driver = context.caller.ask, servers.driver()
-        scope = await driver.log_in(run.plan, run.chain, catalog.space, secrets, ask, request.scopes)
-        offered, fault = await _list_after_login(server, opened, servers)
-        if not isinstance(fault, LoginRequired):
-            break
-    else:
-        assert fault is not None  # noqa: S101 - each round left one
-        raise fault
-    items = f": {count_kinds(offered.definitions)}{unaccepted_items(offered.definitions)}" if offered else ""
-    unlisted = Issue(server.id, f"could not be asked: {fault.message}", fault.suggestion, "warning") if fault else None
+        scope = await driver.log_in(run.plan, run.chain, opened.space, secrets, ask, request.scopes)
+        try:
+            known = (await servers.refresh(server, opened.catalog, opened.rights)).definitions
+            items = f": {count_kinds(known)}{unaccepted_items(known)}"
+        except LoginRequired:
+            if not left:
+                raise
+            continue
+        except KiwiError as fault:
+            unlisted = Issue(server.id, f"could not be asked: {fault.message}", fault.suggestion, "warning")
+            warnings.append(unlisted.to_json())
+        break
     return LoginResponse(
         action="login",
         server=server.id,
         status="logged in",
         message=f"You are logged in to {server.id}{items}",
         scope=scope,
-        items=item_rows(offered.definitions) if offered else [],
-        warnings=[unlisted.to_json()] if unlisted else UNSET,
+        items=item_rows(known),
+        warnings=warnings or UNSET,
     )
-
-
-async def _list_after_login(
-    server: Tool, context: Context, servers: McpServers
-) -> tuple[RefreshResult | None, KiwiError | None]:
-    try:
-        return await servers.refresh(server, context.catalog, context.rights), None
-    except KiwiError as fault:
-        return None, fault
 
 
 @verb("logout", group="mcp", access=OWNER, hint=ASK_OWNER.format("logout SERVER"))
 async def log_out(request: NamedServerRequest, context: VerbContext) -> ServerChange:
     """Forget a login to a server."""
-    opened = open_context(request, context)
-    server = find_server(request.server, opened.catalog)
-    had_tokens = await _forget_login(server, opened)
+    opened, servers, server = open_server(request, context)
+    had_tokens = await servers.driver().log_out(server, opened.space)
     message = f"You are logged out of {server.id}" if had_tokens else f"You were not logged in to {server.id}"
     return ServerChange(action="logout", server=server.id, status="logged out", message=message)
-
-
-async def _forget_login(server: Tool, context: Context) -> bool:
-    """Remove the tokens of a server; return whether there were any."""
-    driver = context.services.one(McpServers).driver()
-    return await driver.log_out(server, context.space)
 
 
 def server_fields(server: Tool, record: ServerRecord | None, counts: Mapping[State, int]) -> dict[str, AnyJson]:
@@ -551,22 +559,17 @@ def next_step(server: str, known: Sequence[Definition]) -> str | UnsetType:
 
 def item_rows(known: Sequence[Definition]) -> list[ServerItem]:
     """Return the items of a server as responses show them."""
+    texts = (strip_controls(as_text(one.shown.get("description"))) for one in known)
     return [
-        ServerItem(
-            tool_id=one.tool_id,
-            kind=one.kind,
-            name=one.name,
-            state=one.state,
-            description=strip_controls(as_text(one.shown.get("description"))).partition("\n")[0][:_LINE],
-        )
-        for one in known[:MAX_ITEMS]
+        filled(ServerItem, one, description=text.partition("\n")[0][:_LINE])
+        for one, text in zip(known[:MAX_ITEMS], texts, strict=False)
     ]
 
 
 def count_kinds(known: Sequence[Definition]) -> str:
     """Return how many things of each kind are offered, in words."""
     counts = Counter(one.kind for one in known if one.state != "gone")
-    return ", ".join(f"{count} {kind}{'s' * (count != 1)}" for kind, count in counts.items()) or "nothing is offered"
+    return ", ".join(count_text(count, kind) for kind, count in counts.items()) or "nothing is offered"
 
 
 def unaccepted_items(known: Sequence[Definition]) -> str:
@@ -576,12 +579,6 @@ def unaccepted_items(known: Sequence[Definition]) -> str:
     return f"; not usable before they are accepted: {', '.join(found)}" if found else ""
 
 
-def _may_ask(server: Tool, catalog: Catalog, definitions: McpDefinitions) -> bool:
-    """Whether a server may be asked without being named: a server of a project could lead to any address."""
-    is_accepted = not server.origin.is_in_project or is_owners(server, catalog, definitions)
-    return is_accepted and _may_start(server, catalog, definitions)
-
-
 def _may_start(server: Tool, catalog: Catalog, definitions: McpDefinitions) -> bool:
     """Whether asking a server starts no program that its owner has not accepted."""
     return not _is_process(server) or server.origin.is_built_in or is_owners(server, catalog, definitions)
@@ -589,30 +586,3 @@ def _may_start(server: Tool, catalog: Catalog, definitions: McpDefinitions) -> b
 
 def _is_process(server: Tool) -> bool:
     return server.manifest.config.get("transport") == "stdio"
-
-
-def _never_accepted(server: Tool) -> PolicyDenied:
-    """Return the refusal to start what its owner has not looked at; it shows the owner all there is to see."""
-    config = server.manifest.config
-    command = shlex.join(map(text_of, (config.get("command"), *as_list(config.get("args")))))
-    return PolicyDenied(
-        f"{server.id!r} was never accepted as its manifest ({server.origin.path}) is now. To ask it starts "
-        f"`{strip_controls(command)}`{needs_text(server.manifest.needs)}.",
-        suggestion=f"If that is right, `kiwi mcp refresh {server.id} --yes` starts it.",
-        tool_id=server.id,
-    )
-
-
-def _not_asked(server: Tool) -> JsonObject:
-    fix = f"`kiwi mcp refresh {server.id}` {'shows what would be started' if _is_process(server) else 'asks it'}."
-    verb = "started" if _is_process(server) else "asked"
-    return Issue(server.id, f"was never accepted as it is, and was not {verb}", fix, "warning").to_json()
-
-
-def _not_the_owners(server: Tool) -> PolicyDenied:
-    return PolicyDenied(
-        f"The owner has not added {server.id!r} as its manifest is now, so it is not started.",
-        suggestion=f"Ask the owner to look at it and type `kiwi mcp refresh {server.id}` and "
-        f"`kiwi mcp accept {server.id}`.",
-        tool_id=server.id,
-    )
