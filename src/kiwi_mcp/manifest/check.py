@@ -24,7 +24,7 @@ from kiwi_mcp.manifest.document import line_of
 from kiwi_mcp.manifest.formats import Requirement, formats_for
 from kiwi_mcp.manifest.hooks import hook_faults
 from kiwi_mcp.manifest.json_schema import faults, schema_faults
-from kiwi_mcp.manifest.names import did_you_mean
+from kiwi_mcp.manifest.names import did_you_mean, use_one_of
 from kiwi_mcp.manifest.permissions import permission_faults
 from kiwi_mcp.manifest.provider import provider_issues
 from kiwi_mcp.manifest.runtime import packages_of
@@ -39,9 +39,13 @@ def child_faults(parent: Manifest, child: Manifest) -> Iterator[Issue]:
     yield from _schema_faults(parent, child)
     constraint = as_object(parent.validation.get("child_constraints")).get(child.tool_id)
     version = Version.parse(child.version)
-    wanted = _range(constraint)
     if constraint is None or version is None:
         return
+    wanted = as_text(constraint)
+    if isinstance(constraint, Mapping):
+        low, high = as_text(constraint.get("min_version")), as_text(constraint.get("max_version"))
+        clauses = [as_text(constraint.get("range")), f">={low}" if low else "", f"<={high}" if high else ""]
+        wanted = ",".join(filter(None, clauses))
     if (covered := Range.parse(wanted)) is None:
         reason = f"{parent.tool_id!r} has a version rule that cannot be read: {wanted!r:.60}"
         yield Issue("executor", reason, f"Fix `validation.child_constraints` of {parent.tool_id!r}.")
@@ -65,15 +69,12 @@ def _schema_faults(parent: Manifest, child: Manifest) -> Iterator[Issue]:
         "config": child.config,
         "manifest": words,
     }
-    schema = next(
-        (
-            as_object(rule.get("schema"))
-            for rule in rules
-            if all(_at(subject, key) == wanted for key, wanted in as_object(rule.get("match")).items())
-        ),
-        None,
+    fitting = (
+        as_object(rule.get("schema"))
+        for rule in rules
+        if all(_at(subject, key) == wanted for key, wanted in as_object(rule.get("match")).items())
     )
-    if schema is None:
+    if (schema := next(fitting, None)) is None:
         reason = f"{parent.tool_id!r} accepts no {child.tool_type} like this"
         yield Issue("executor", reason, "Name another executor, or see its `validation.child_schemas`.")
     elif broken := schema_faults(schema, "child_schemas"):
@@ -92,20 +93,6 @@ def _at(subject: JsonObject, path: str) -> Json:
     return here
 
 
-def _range(constraint: Json) -> str:
-    match constraint:
-        case str():
-            return constraint
-        case Mapping():
-            low, high = as_text(constraint.get("min_version")), as_text(constraint.get("max_version"))
-            clauses = [as_text(constraint.get("range")), f">={low}" if low else "", f"<={high}" if high else ""]
-            return ",".join(filter(None, clauses))
-        case _:
-            return ""
-
-
-_FILES = ("read", "write")
-_OF_SERVERS = ("client", "sockets")
 _MOST = 100
 _SYSTEM = lazy_pattern(r"/(?:|bin|boot|dev|etc|home|lib|lib64|media|mnt|opt|proc|root|run|sbin|srv|sys|tmp|usr|var)")
 """Folders at the root that all users share."""
@@ -114,8 +101,14 @@ _PORT = r"(?::(?:[1-9]\d{0,4}))?"
 _HOST = lazy_pattern(
     rf"(?:\*|(?:\*\.)?{_LABEL}(?:\.{_LABEL})*\.?{_PORT}|\[[0-9A-Fa-f:.]+\]{_PORT}|[0-9A-Fa-f:]*::?[0-9A-Fa-f:.]+)"
 )
+_LONGEST_HOST = 253
 _ITEM = lazy_pattern(r"[A-Za-z0-9_.@/-]{1,200}")
 _COMMAND = lazy_pattern(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
+_FORMS = {
+    "hosts": (_HOST, "a host", "Write `name`, `name:port`, `*.name`, an address, or `*`."),
+    "commands": (_COMMAND, "the name of a program", "Write its name alone, such as `git`."),
+    "items": (_ITEM, "the name of an item", "Write its name, such as `send_mail`."),
+}
 
 
 def needs_faults(written: Json, tool_type: str, sheets: TypeSpecs) -> Iterator[Issue]:
@@ -131,30 +124,27 @@ def needs_faults(written: Json, tool_type: str, sheets: TypeSpecs) -> Iterator[I
     for word, value in as_object(written).items():
         place, listed = f"needs.{word}", as_list(value)
         if word not in WORDS:
-            fix = f"{did_you_mean(word, WORDS)}Use one of: {', '.join(WORDS)}."
-            yield Issue(place, "is nothing that an item can need", fix)
+            yield Issue(place, "is nothing that an item can need", use_one_of(word, WORDS))
         elif not isinstance(value, list) or not all(isinstance(text, str) for text in listed):
             yield Issue(place, "is not a list of texts", f'Write `{word}: ["…"]`.')
         elif len(listed) > _MOST:
             yield Issue(place, f"asks for more than {_MOST} things", "Name the folder that they are in.")
-        elif word in _OF_SERVERS and sheet is not None and not sheet.traits.is_server:
+        elif word in {"client", "sockets"} and sheet is not None and not sheet.traits.is_server:
             yield Issue(place, "is for MCP servers only", "Remove it: no other item is given this.")
         else:
             yield from (issue for text in listed for issue in _faults(word, str(text), place))
 
 
 def _faults(word: str, text: str, place: str) -> Iterator[Issue]:
-    if word in _FILES:
+    if word in {"read", "write"}:
         yield from _path_faults(text, place)
-    elif word == "hosts" and (not _HOST.fullmatch(text) or len(text) > 253):  # noqa: PLR2004 - the longest name
-        yield Issue(place, f"{text!r:.80} is not a host", "Write `name`, `name:port`, `*.name`, an address, or `*`.")
-    elif word == "commands" and not _COMMAND.fullmatch(text):
-        yield Issue(place, f"{text!r:.80} is not the name of a program", "Write its name alone, such as `git`.")
-    elif word == "items" and not _ITEM.fullmatch(text):
-        yield Issue(place, f"{text!r:.80} is not the name of an item", "Write its name, such as `send_mail`.")
+    elif word in _FORMS:
+        form, what, fix = _FORMS[word]
+        if not form.fullmatch(text) or len(text) > _LONGEST_HOST:
+            yield Issue(place, f"{text!r:.80} is not {what}", fix)
     elif word == "client" and text not in CLIENT_REQUESTS:
-        fix = f"{did_you_mean(text, CLIENT_REQUESTS)}Use one of: {', '.join(CLIENT_REQUESTS)}."
-        yield Issue(place, f"{text!r:.80} is nothing that a client can be asked", fix)
+        reason = f"{text!r:.80} is nothing that a client can be asked"
+        yield Issue(place, reason, use_one_of(text, CLIENT_REQUESTS))
     elif word == "sockets" and text != UNIX:
         yield Issue(place, f"{text!r:.80} is no kind of socket that can be needed", f"Write `{UNIX}`.")
 
@@ -209,19 +199,34 @@ def check(
     Without files (`with_files=False`), only the manifest is checked.
     """
     subject = _Subject(manifest, sheets, file_names, is_folder, executor, executor_missing, with_files)
-    found = [*manifest.issues, *_universal(subject), *_of_type(subject), *_hidden_characters(manifest)]
+    found = [*manifest.issues, *_universal(subject), *_of_type(subject)]
+    shown: JsonObject = {
+        "name": manifest.name,
+        "description": manifest.description,
+        "tags": list(manifest.tags),
+        "parameters": manifest.parameters,
+    }
+    for place, text in _texts(shown, ""):
+        if (hidden := _INVISIBLE.search(text)) is not None:
+            reason = f"holds the invisible character U+{ord(hidden[0]):04X}"
+            found.append(Issue(place, reason, "Remove it: a reader cannot see what a model reads.", "warning"))
     return tuple(
         issue if issue.line is not None else replace(issue, line=line_of(issue.place, lines or {}))
         for issue in dict.fromkeys(found)
     )
 
 
-def _universal(subject: _Subject) -> Iterator[Issue]:
-    manifest = subject.manifest
+def _header_faults(manifest: Manifest) -> Iterator[Issue]:
     if not is_tool_id(manifest.tool_id):
         fix = "Use lower-case ASCII letters, digits, `_` and `-`, beginning with a letter or digit, at most 128."
         yield Issue("tool_id", f"{manifest.tool_id!r:.140} cannot name an item", fix)
-    yield from _version_faults(manifest.version)
+    version, parsed = manifest.version, Version.parse(manifest.version)
+    if not version:
+        yield Issue("version", "is required", 'Add `version: "1.0.0"`.')
+    elif parsed is None:
+        yield Issue("version", f"{version!r:.60} is not a semantic version", 'Write three numbers, such as "1.2.0".')
+    elif parsed == Version(0, 0, 0):
+        yield Issue("version", "0.0.0 is no version", 'Begin with "0.1.0" or "1.0.0".')
     if not manifest.description:
         yield Issue("description", "is empty", "Say in one sentence what it does: search reads it.", "warning")
     if manifest.effect and manifest.effect not in EFFECTS:
@@ -232,54 +237,34 @@ def _universal(subject: _Subject) -> Iterator[Issue]:
     if "task" in manifest.extra and manifest.extra["task"] not in get_args(TaskUse):
         fix = "Choose auto (once it takes long), always, required (refused to clients without tasks) or never."
         yield Issue("task", "does not say when a call becomes a task", fix)
-    yield from _isolation_faults(subject)
+
+
+def _universal(subject: _Subject) -> Iterator[Issue]:
+    manifest, sheets = subject.manifest, subject.sheets
+    yield from _header_faults(manifest)
+    asked, tool_type, types = manifest.isolation, manifest.tool_type, sheets.types()
+    sheet = sheets.get(tool_type)
+    is_started = sheet is not None and sheet.traits.is_server and manifest.executor == SUBPROCESS
+    if asked is not None and asked not in LEVELS:
+        fix = f"{did_you_mean(asked, LEVELS)}Choose one of {', '.join(LEVELS)}."
+        yield Issue("isolation", f"{asked!r:.80} is not a level of isolation", fix)
+    elif asked not in {None, "trusted"} and sheet and not (is_started or sheets.runs_in_process(tool_type)):
+        fix = "Remove it, or make the item a script: the processes of scripts run in a sandbox."
+        yield Issue("isolation", f"items of the type {tool_type} have no process that could be isolated", fix)
     if "needs" in manifest.extra:
-        yield from needs_faults(manifest.extra["needs"], manifest.tool_type, subject.sheets)
+        yield from needs_faults(manifest.extra["needs"], tool_type, sheets)
     found = schema_faults(manifest.parameters, "parameters")
     yield from found
     for name, inner in as_object(manifest.parameters.get("properties")).items() if not found else ():
         declared = as_object(inner)
         if "default" in declared and "$ref" not in compact(declared):
             yield from faults(declared, declared["default"], place=f"parameters.{name}.default")
-    yield from _type_faults(subject)
-
-
-def _isolation_faults(subject: _Subject) -> Iterator[Issue]:
-    asked, sheets = subject.manifest.isolation, subject.sheets
-    sheet = sheets.get(subject.manifest.tool_type)
-    if asked is None:
-        return
-    if asked not in LEVELS:
-        fix = f"{did_you_mean(asked, LEVELS)}Choose one of {', '.join(LEVELS)}."
-        yield Issue("isolation", f"{asked!r:.80} is not a level of isolation", fix)
-    elif asked != "trusted" and sheet and not _has_process(subject, sheet):
-        fix = "Remove it, or make the item a script: the processes of scripts run in a sandbox."
-        yield Issue("isolation", f"items of the type {sheet.type} have no process that could be isolated", fix)
-
-
-def _has_process(subject: _Subject, sheet: TypeSpec) -> bool:
-    is_started = sheet.traits.is_server and subject.manifest.executor == SUBPROCESS
-    return is_started or subject.sheets.runs_in_process(sheet.type)
-
-
-def _version_faults(version: str) -> Iterator[Issue]:
-    parsed = Version.parse(version)
-    if not version:
-        yield Issue("version", "is required", 'Add `version: "1.0.0"`.')
-    elif parsed is None:
-        yield Issue("version", f"{version!r:.60} is not a semantic version", 'Write three numbers, such as "1.2.0".')
-    elif parsed == Version(0, 0, 0):
-        yield Issue("version", "0.0.0 is no version", 'Begin with "0.1.0" or "1.0.0".')
-
-
-def _type_faults(subject: _Subject) -> Iterator[Issue]:
-    tool_type, types = subject.manifest.tool_type, subject.sheets.types()
     if not tool_type:
         yield Issue("tool_type", "is required", f"Add `tool_type`, one of {', '.join(types)}.")
     elif "|" in tool_type and all(part.strip() in types for part in tool_type.split("|")):
         # A template of a manifest names the types it could have; it is fine as a template, and cannot be run.
         yield Issue("tool_type", "is a choice of types", "Choose one of them before the item is used.", "warning")
-    elif subject.sheets.get(tool_type) is None:
+    elif sheet is None:
         fix = f"{did_you_mean(tool_type, types)}Choose one of {', '.join(types)}."
         yield Issue("tool_type", f"{tool_type!r:.80} is not a type", fix)
 
@@ -318,8 +303,8 @@ def _model_faults(manifest: Manifest, executor: Manifest) -> Iterator[Issue]:
     tiers = {**as_object(executor.config.get("model_tiers")), **as_object(executor.config.get("tiers"))}
     tier = as_text(manifest.config.get("model_tier"))
     if tier and tiers and tier not in tiers:
-        fix = f"{did_you_mean(tier, tiers)}Use one of: {', '.join(tiers)}."
-        yield Issue("config.model_tier", f"{tier!r:.40} is no tier of {executor.tool_id!r}", fix, "warning")
+        reason = f"{tier!r:.40} is no tier of {executor.tool_id!r}"
+        yield Issue("config.model_tier", reason, use_one_of(tier, tiers), "warning")
 
 
 def _a(word: str) -> str:
@@ -338,7 +323,10 @@ def _executor_faults(subject: _Subject, sheet: TypeSpec) -> Iterator[Issue]:
         return
     place, at, wanted = named.partition("@")
     home, _, name = place.rpartition("/")
-    if not is_tool_id(name) or not _is_home(home):
+    # An executor is looked for nowhere in particular, or in one namespace of the registry.
+    source, _, namespace = home.partition("/")
+    is_home = not home or (SOURCE_TRAITS.get(source, NO_SOURCE).is_published and is_namespace(namespace))
+    if not is_tool_id(name) or not is_home:
         fix = "Write the tool_id of the executor, or `registry/<namespace>/<tool_id>` for one that others published."
         yield Issue("executor", f"{place!r:.140} cannot name an item", fix)
     if at and Range.parse(wanted) is None:
@@ -355,12 +343,6 @@ def _executor_faults(subject: _Subject, sheet: TypeSpec) -> Iterator[Issue]:
         yield Issue("executor", reason, f"Name an item of the type {wanted}.")
     elif below is not None:
         yield from child_faults(below, subject.manifest)
-
-
-def _is_home(text: str) -> bool:
-    """Whether an executor may be looked for there: nowhere in particular, or in one namespace of the registry."""
-    place, _, namespace = text.partition("/")
-    return not text or (SOURCE_TRAITS.get(place, NO_SOURCE).is_published and is_namespace(namespace))
 
 
 def _config_faults(subject: _Subject, sheet: TypeSpec) -> Iterator[Issue]:
@@ -401,18 +383,15 @@ def _template_faults(manifest: Manifest, sheet: TypeSpec) -> Iterator[Issue]:
     if not sheet.templates:
         return
     declared = as_object(manifest.parameters.get("properties"))
-    used: set[str] = set()
-    for word in sheet.templates:
-        for name in placeholders(manifest.config.get(word)):
-            used.add(name)
-            if name not in declared:
-                hint = did_you_mean(name, declared)
-                fix = f"{hint}Declare a parameter `{name}`, or write `{{{{{name}}}}}` for the text."
-                yield Issue(f"config.{word}", f"`{{{name}}}` is not a parameter", fix)
-    for name in declared:
-        if name not in used:
-            fix = f"Write `{{{name}}}` where it belongs, or remove the parameter."
-            yield Issue(f"parameters.{name}", "is declared and never used", fix, "warning")
+    used = [(word, name) for word in sheet.templates for name in placeholders(manifest.config.get(word))]
+    for word, name in used:
+        if name not in declared:
+            fix = f"Declare a parameter `{name}`, or write `{{{{{name}}}}}` for the text."
+            yield Issue(f"config.{word}", f"`{{{name}}}` is not a parameter", did_you_mean(name, declared) + fix)
+    named = {name for _, name in used}
+    for name in (name for name in declared if name not in named):
+        fix = f"Write `{{{name}}}` where it belongs, or remove the parameter."
+        yield Issue(f"parameters.{name}", "is declared and never used", fix, "warning")
 
 
 def _file_faults(subject: _Subject, sheet: TypeSpec) -> Iterator[Issue]:
@@ -434,19 +413,6 @@ def _file_faults(subject: _Subject, sheet: TypeSpec) -> Iterator[Issue]:
     elif sheet.files == "none" and files and subject.is_folder:
         listed = ", ".join(files[:5])
         yield Issue("", f"{_a(sheet.type)} has no files; {listed} will never be used", "Remove them.", "warning")
-
-
-def _hidden_characters(manifest: Manifest) -> Iterator[Issue]:
-    shown: JsonObject = {
-        "name": manifest.name,
-        "description": manifest.description,
-        "tags": list(manifest.tags),
-        "parameters": manifest.parameters,
-    }
-    for place, text in _texts(shown, ""):
-        if (found := _INVISIBLE.search(text)) is not None:
-            reason = f"holds the invisible character U+{ord(found.group()):04X}"
-            yield Issue(place, reason, "Remove it: a reader cannot see what a model reads.", "warning")
 
 
 def _texts(value: Json, place: str) -> Iterator[tuple[str, str]]:

@@ -22,7 +22,7 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, text_of
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.document import refuse
 from kiwi_mcp.manifest.legacy.manifests import xml_of
-from kiwi_mcp.manifest.names import did_you_mean
+from kiwi_mcp.manifest.names import use_one_of
 
 MAX_CHARACTERS = 512_000
 MAX_DEPTH = 64
@@ -52,6 +52,16 @@ class Element(Struct):
         """The elements in it."""
         return [part for part in self.content if isinstance(part, Element)]
 
+    @property
+    def text(self) -> str:
+        """Its text, with nested elements as they are written."""
+        return _shown(_markup(self.content))
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Its attributes, and the texts of the elements in it, by name."""
+        return {**self.attributes, **{child.tag: child.text for child in self.children}}
+
     def named(self, *tags: str) -> Iterator[Element]:
         """Yield the elements in it that have one of these tags."""
         return (child for child in self.children if child.tag in tags)
@@ -60,15 +70,9 @@ class Element(Struct):
         """Return the first element in it that has one of these tags."""
         return next(self.named(*tags), None)
 
-    @property
-    def text(self) -> str:
-        """Its text, with nested elements as they are written."""
-        return _shown(_markup(self.content))
-
-    def text_at(self, *tags: str) -> str:
-        """Return the text of the first element with one of these tags."""
-        child = self.first(*tags)
-        return child.text if child else ""
+    def at(self, *tags: str) -> Element:
+        """Return the first element in it that has one of these tags, or an empty one."""
+        return self.first(*tags) or Element(tags[0], {}, self.line)
 
     def to_json(self) -> Json:
         """Return the element as old directives were read: attributes in `_attrs`, text in `_text`, repeats as lists."""
@@ -93,59 +97,59 @@ def read_xml(text: str, *, what: str) -> Element:
     start = text.index(xml)
     before = text[:start]
     # In prose a DOCTYPE is only text; in the same fence as the directive it would belong to it.
-    fence = max(before.rfind("```"), 0)
-    at = before.upper().find("<!DOCTYPE", fence)
+    at = before.upper().find("<!DOCTYPE", max(before.rfind("```"), 0))
     if at >= 0:
         raise _no_doctype(what, before.count("\n", 0, at) + 1)
     # The space before keeps the parser's lines and columns those of the whole text.
     padding = "\n" * text.count("\n", 0, start) + " " * (start - text.rfind("\n", 0, start) - 1)
     blanked, cut = _cut_opaque(xml)
-    return _Reader(what, text, cut).read(padding + blanked)
+    reader = _Reader(what, cut)
+    try:
+        reader.parser.Parse((padding + blanked).encode("utf-8", "surrogatepass"), True)
+    except expat.ExpatError as fault:
+        # The last closing tag may stand in prose: what follows a complete directive is Markdown again.
+        if not reader.is_complete:
+            line, column = fault.lineno, fault.offset
+            written = "".join(text.split("\n")[line - 1 : line])
+            reason = f"not well-formed at line {line}, column {column + 1}: {expat.ErrorString(fault.code)}"
+            hint = _hint(written, column, fault.code)
+            raise refuse(what, f"{reason} in `{written.strip()[:80]}`", hint, line=line) from fault
+    return reader.document.children[0]
 
 
 class _Reader:
     """One pass of the parser, within limits."""
 
-    def __init__(self, what: str, text: str, cut: list[str]) -> None:
+    def __init__(self, what: str, cut: list[str]) -> None:
         self._what = what
-        self._lines = text.split("\n")
         self._cut = iter(cut)
-        self._open: list[Element] = []
         self._count = 0
-        self._parser = expat.ParserCreate("utf-8")
-        self._parser.buffer_text = True
-        self._parser.StartElementHandler = self._start
-        self._parser.EndElementHandler = self._end
-        self._parser.CharacterDataHandler = self._text
-        self._parser.StartDoctypeDeclHandler = self._doctype
-        self._root: Element | None = None
+        self.document = Element("", {}, 1)
+        self._open = [self.document]
+        self.parser = expat.ParserCreate("utf-8")
+        self.parser.buffer_text = True
+        self.parser.StartElementHandler = self._start
+        self.parser.EndElementHandler = self._end
+        self.parser.CharacterDataHandler = self._text
+        self.parser.StartDoctypeDeclHandler = self._doctype
 
-    def read(self, xml: str) -> Element:
-        try:
-            self._parser.Parse(xml.encode("utf-8", "surrogatepass"), True)
-        except expat.ExpatError as fault:
-            # The last closing tag may stand in prose: what follows a complete directive is Markdown again.
-            if self._root is None or self._open:
-                raise self._refusal(fault) from fault
-        if self._root is None:
-            raise refuse(self._what, "holds no <directive>", "Add one.")
-        return self._root
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.document.content) and len(self._open) == 1
 
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
+        line = self.parser.CurrentLineNumber
         self._count += 1
-        if self._count > MAX_ELEMENTS or len(self._open) >= MAX_DEPTH:
+        if self._count > MAX_ELEMENTS or len(self._open) > MAX_DEPTH:
             limits = f"{MAX_ELEMENTS:,} elements, {MAX_DEPTH} deep"
-            raise refuse(self._what, f"larger than {limits}", "Make it smaller.", line=self._parser.CurrentLineNumber)
-        element = Element(tag, attributes, self._parser.CurrentLineNumber)
-        if self._open:
-            self._open[-1].content.append(element)
-        else:
-            self._root = element
+            raise refuse(self._what, f"larger than {limits}", "Make it smaller.", line=line)
+        element = Element(tag, attributes, line)
+        self._open[-1].content.append(element)
         self._open.append(element)
 
     def _end(self, tag: str) -> None:
         element = self._open.pop()
-        element.end = self._parser.CurrentLineNumber
+        element.end = self.parser.CurrentLineNumber
         if tag in {"template", "example", "raw"}:
             element.content = [next(self._cut, "")]
 
@@ -153,14 +157,7 @@ class _Reader:
         self._open[-1].content.append(text)
 
     def _doctype(self, *_: object) -> None:
-        raise _no_doctype(self._what, self._parser.CurrentLineNumber)
-
-    def _refusal(self, fault: expat.ExpatError) -> InvalidManifest:
-        line, column = fault.lineno, fault.offset
-        written = self._lines[line - 1] if line <= len(self._lines) else ""
-        reason = f"not well-formed at line {line}, column {column + 1}: {expat.ErrorString(fault.code)}"
-        hint = _hint(written, column, fault.code)
-        return refuse(self._what, f"{reason} in `{written.strip()[:80]}`", hint, line=line)
+        raise _no_doctype(self._what, self.parser.CurrentLineNumber)
 
 
 def _cut_opaque(xml: str) -> tuple[str, list[str]]:
@@ -205,10 +202,6 @@ def _no_doctype(what: str, line: int) -> InvalidManifest:
     return refuse(what, "holds a DOCTYPE, which is never read", fix, line=line)
 
 
-def _markup(content: list[str | Element]) -> str:
-    return "".join(part if isinstance(part, str) else _tag(part) for part in content)
-
-
 def _quoted(value: str) -> str:
     text = value.translate(_REFERENCES)
     if '"' not in text:
@@ -216,10 +209,16 @@ def _quoted(value: str) -> str:
     return f"'{text}'" if "'" not in text else f'"{text.replace(chr(34), "&quot;")}"'
 
 
-def _tag(element: Element) -> str:
-    attributes = "".join(f" {name}={_quoted(value)}" for name, value in element.attributes.items())
-    inner = _markup(element.content)
-    return f"<{element.tag}{attributes}>{inner}</{element.tag}>" if inner else f"<{element.tag}{attributes} />"
+def _markup(content: list[str | Element]) -> str:
+    written: list[str] = []
+    for part in content:
+        if isinstance(part, str):
+            written.append(part)
+            continue
+        tag = part.tag + "".join(f" {name}={_quoted(value)}" for name, value in part.attributes.items())
+        inner = _markup(part.content)
+        written.append(f"<{tag}>{inner}</{part.tag}>" if inner else f"<{tag} />")
+    return "".join(written)
 
 
 def _shown(text: str) -> str:
@@ -263,34 +262,26 @@ def _input(element: Element, issues: list[Issue]) -> JsonObject:
     name = attributes.get("name", "")
     if not name:
         issues.append(Issue("inputs", "<input> has no `name`", 'Write <input name="…" …>.', line=element.line))
+    schema: Json = {}
+    if written := attributes.get("schema") or element.at("schema").text:
+        try:
+            schema = json.loads(written)
+        except (ValueError, RecursionError):
+            schema = None
+        if not isinstance(schema, Mapping):
+            place, fix = f"inputs.{name}.schema", 'Write a JSON Schema such as {"type": "array"}.'
+            issues.append(Issue(place, "not a JSON object", fix, line=element.line))
     declared = _TYPES.get(attributes.get("type", "string").lower(), "string")
-    read: dict[str, Json] = {"name": name, "type": declared, **_schema(element, name, issues)}
+    read: dict[str, Json] = {"name": name, "type": declared, **as_object(schema)}
     read["required"] = attributes.get("required", "").lower() == "true"
-    said = element.text_at("description") or "".join(part for part in element.content if isinstance(part, str))
-    if description := " ".join(said.split()):
+    about = element.at("description").text or "".join(part for part in element.content if isinstance(part, str))
+    if description := " ".join(about.split()):
         read["description"] = description
     if "default" in attributes:
         read["default"] = _typed(attributes["default"], declared)
     if choices := [word.strip() for word in re.split(r"[,|]", attributes.get("enum", "")) if word.strip()]:
         read["enum"] = [_typed(word, declared) for word in choices]
     return read
-
-
-def _schema(element: Element, name: str, issues: list[Issue]) -> JsonObject:
-    written = element.attributes.get("schema") or element.text_at("schema")
-    if not written:
-        return {}
-    try:
-        schema: Json = json.loads(written)
-    except (ValueError, RecursionError):
-        schema = None
-    if isinstance(schema, Mapping):
-        return schema
-    place = f"inputs.{name}.schema"
-    issues.append(
-        Issue(place, "not a JSON object", 'Write a JSON Schema such as {"type": "array"}.', line=element.line)
-    )
-    return {}
 
 
 def _typed(text: str, declared: str) -> Json:
@@ -308,7 +299,11 @@ def limits_of(metadata: Element, issues: list[Issue]) -> JsonObject:
     """Return the limits in the one spelling; those of the older `cost` count where `limits` says nothing."""
     read: dict[str, Json] = {}
     for element in (*metadata.named("cost"), *metadata.named("limits")):
-        for word, text, line in _written_limits(element):
+        written = [(word, text, element.line) for word, text in element.attributes.items()]
+        for child in element.children:
+            texts = {**child.attributes, **({child.tag: child.text} if child.text else {})}
+            written += [(word, text, child.line) for word, text in texts.items()]
+        for word, text, line in ((_LIMITS[word], text, line) for word, text, line in written if word in _LIMITS):
             value = _limit(word, text)
             if value is not None:
                 read[word] = value
@@ -326,30 +321,23 @@ def limit_faults(written: Json) -> Iterator[Issue]:
     for word, value in as_object(written).items():
         place = f"config.limits.{word}"
         if word not in _LIMITS:
-            known = sorted(set(_LIMITS.values()))
-            yield Issue(place, "is not a limit", f"{did_you_mean(word, known)}Use one of: {', '.join(known)}.")
+            yield Issue(place, "is not a limit", use_one_of(word, sorted(set(_LIMITS.values()))))
         elif isinstance(value, bool) or _limit(_LIMITS[word], text_of(value)) is None:
             yield Issue(place, f"{text_of(value)!r:.40} is not a limit", _limit_fix(_LIMITS[word]))
 
 
 def limits_in(written: Json) -> JsonObject:
     """Return limits that are written as a mapping, in the one spelling."""
-    read = {_LIMITS[word]: _limit(_LIMITS[word], text_of(value)) for word, value in as_object(written).items()
-            if word in _LIMITS and not isinstance(value, bool)}  # fmt: skip
+    read = {
+        _LIMITS[word]: _limit(_LIMITS[word], text_of(value))
+        for word, value in as_object(written).items()
+        if word in _LIMITS and not isinstance(value, bool)
+    }
     return {word: value for word, value in read.items() if value is not None}
 
 
 def _limit_fix(word: str) -> str:
     return f"Write one of: {', '.join(_EXCEEDED)}." if word == "on_exceeded" else "Write a number."
-
-
-def _written_limits(element: Element) -> Iterator[tuple[str, str, int]]:
-    """Yield each limit with its line, from attributes and children alike."""
-    for part in (element, *element.children):
-        said = {**part.attributes, **({part.tag: part.text} if part is not element and part.text else {})}
-        for word, text in said.items():
-            if word in _LIMITS:
-                yield _LIMITS[word], text, part.line
 
 
 def _limit(word: str, text: str) -> Json:
@@ -366,44 +354,28 @@ def _limit(word: str, text: str) -> Json:
     return int(number) if number.is_integer() else None
 
 
-def hooks_of(hooks: Element | None, issues: list[Issue]) -> list[JsonObject]:
-    """Return the hooks, in order."""
-    return [_hook(each, issues) for each in hooks.children] if hooks else []
-
-
 def _hook(hook: Element, issues: list[Issue]) -> JsonObject:
-    when, event = (hook.attributes.get(word) or hook.text_at(word) for word in ("when", "event"))
-    execute = hook.first("execute")
-    named = (execute.attributes.get("item_id") or execute.text) if execute else ""
-    directive = hook.attributes.get("directive") or hook.text_at("directive") or named
-    action = _hook_action(hook)
+    when, event = (hook.attributes.get(word) or hook.at(word).text for word in ("when", "event"))
+    execute = hook.at("execute")
+    named = execute.attributes.get("item_id") or execute.text
+    directive = hook.attributes.get("directive") or hook.at("directive").text or named
+    action: Json = hook.attributes.get("action", "")
+    if element := hook.first("action"):  # an action by name, or the item that the hook runs
+        words = {word: text for word, text in element.texts.items() if word != "params"}
+        is_name = not element.attributes and not element.children
+        action = element.text if is_name else {**words, "params": _named_texts(element.at("params"))}
     if not ((when or event) and (directive or action)):
         fix = 'Write <hook when="…" directive="…" />.'
         issues.append(Issue("hooks", "a hook needs `when` and `directive`", fix, line=hook.line))
-    read: dict[str, Json] = {"when": when, "directive": directive, "inputs": _named_texts(hook.first("inputs"))}
+    read: dict[str, Json] = {"when": when, "directive": directive, "inputs": _named_texts(hook.at("inputs"))}
     condition = hook.first("condition")
-    others: dict[str, Json] = {
-        "event": event,
-        "condition": _condition(condition) if condition else None,
-        "action": action,
-    }
+    others = {"event": event, "condition": _condition(condition) if condition else None, "action": action}
     read |= {word: value for word, value in others.items() if value}
     return read if when else {word: value for word, value in read.items() if value}
 
 
-def _hook_action(hook: Element) -> Json:
-    """Return what a hook does itself: an action by name, or the item that it runs."""
-    action = hook.first("action")
-    if action is None:
-        return hook.attributes.get("action", "")
-    if not action.attributes and not action.children:
-        return action.text
-    words = {**action.attributes, **{child.tag: child.text for child in action.children if child.tag != "params"}}
-    return {**words, "params": _named_texts(action.first("params"))}
-
-
-def _named_texts(element: Element | None) -> JsonObject:
-    return {each.attributes.get("name", each.tag): each.text for each in (element.children if element else ())}
+def _named_texts(element: Element) -> JsonObject:
+    return {each.attributes.get("name", each.tag): each.text for each in element.children}
 
 
 def _condition(element: Element) -> Json:
@@ -413,8 +385,7 @@ def _condition(element: Element) -> Json:
             return {tag: [_condition(child) for child in inner.children]}
     if inner := element.first("not"):
         return {"not": _condition(inner.children[0] if inner.children else inner)}
-    words = {**element.attributes, **{child.tag: child.text for child in element.children}}
-    return {word: _typed(text, "json") if word == "value" else text for word, text in words.items()}
+    return {word: _typed(text, "json") if word == "value" else text for word, text in element.texts.items()}
 
 
 _METADATA = {
@@ -427,95 +398,85 @@ _PARTS = {"metadata", "inputs", "process", "outputs", "success_criteria", "conte
 def read_directive(text: str, *, what: str) -> JsonObject:
     """Return the manifest of a directive; raise `InvalidManifest` with every fault in it."""
     root = read_xml(text, what=what)
-    metadata = root.first("metadata") or Element("metadata", {}, root.line)
-    issues = list(_identity_issues(root))
-    inputs = root.first("inputs")
-    parameters = [_input(each, issues) for each in inputs.named("input")] if inputs else []
+    metadata = root.at("metadata")
+    issues = [
+        Issue(word, f"<directive> has no `{word}`", f'Write <directive {word}="{example}" …>.', line=root.line)
+        for word, example in (("name", "my_directive"), ("version", "1.0.0"))
+        if not root.attributes.get(word, "").strip()
+    ]
+    parameters = [_input(each, issues) for each in root.at("inputs").named("input")]
     config = _config(root, metadata, issues)
-    if not config["process"] and (after := _after(text, root)):
+    # The program may also follow the XML: in `<process>`, or all of it.
+    rest = "\n".join(text.split("\n")[root.end :]).strip().removeprefix("```").strip()
+    found = _PROCESS.search(rest)
+    if not config["process"] and (after := dedent(found[1]).strip() if found else rest):
         config = {**config, "text": after}
     if issues:
         raise InvalidManifest(what, issues)
+    tags = metadata.at("tags")
     manifest: dict[str, Json] = {
+        "category": metadata.at("category").text,
+        "author": metadata.at("author").text,
+        "tags": [tag for tag in _texts(tags) or tags.text.replace(",", " ").split() if tag],
+    }
+    return {
         "tool_id": root.attributes["name"],
         "version": root.attributes["version"],
-        "description": " ".join(metadata.text_at("description").split()),
+        "description": " ".join(metadata.at("description").text.split()),
         "parameters": parameters,
         "config": config,
+        **{word: value for word, value in manifest.items() if value},
     }
-    for word in ("category", "author"):
-        if written := metadata.text_at(word):
-            manifest[word] = written
-    if tags := _tags(metadata.first("tags")):
-        manifest["tags"] = tags
-    return manifest
-
-
-def _after(text: str, root: Element) -> str:
-    """Return the program of a directive that follows its XML: in `<process>`, or all of it."""
-    rest = "\n".join(text.split("\n")[root.end :]).strip().removeprefix("```").strip()
-    found = _PROCESS.search(rest)
-    return dedent(found[1]).strip() if found else rest
-
-
-def _identity_issues(root: Element) -> Iterator[Issue]:
-    for word, example in (("name", "my_directive"), ("version", "1.0.0")):
-        if not root.attributes.get(word, "").strip():
-            yield Issue(
-                word, f"<directive> has no `{word}`", f'Write <directive {word}="{example}" …>.', line=root.line
-            )
 
 
 def _config(root: Element, metadata: Element, issues: list[Issue]) -> JsonObject:
-    model = metadata.first("model", "model_class")
+    def either(tag: str) -> Element:
+        return metadata.first(tag) or root.at(tag)
+
+    model, criteria, permissions = (
+        metadata.at("model", "model_class"),
+        root.at("success_criteria"),
+        either("permissions"),
+    )
+    spelled = {"model_id": "id", "fallback_id": "fallback"}
+    asked = {**{spelled.get(name, name): value for name, value in model.attributes.items()}, "why": model.text}
+    granted = [_permission(each) for each in permissions.children]
+    if not granted and permissions.text:
+        granted = [{"tag": "all", "attrs": {}, "content": permissions.text}]
     config: dict[str, Json] = {
-        "model_tier": model.attributes.get("tier", "") or model.text if model else "",
-        "model": _model(model) if model else None,
-        "permissions": _permissions(metadata.first("permissions") or root.first("permissions")),
+        "model_tier": model.attributes.get("tier", "") or model.text,
+        "model": {name: value for name, value in asked.items() if value},
+        "permissions": granted,
         "limits": limits_of(metadata, issues),
-        "hooks": hooks_of(metadata.first("hooks") or root.first("hooks"), issues),
+        "hooks": [_hook(each, issues) for each in either("hooks").children],
         "git_checkpoint": _checkpoint(metadata.first("git_checkpoint"), issues),
         "process": [_step(step) for process in root.named("process") for step in process.named("step")],
         "outputs": _outputs(root.first("outputs")),
-        "success_criteria": _criteria(root.first("success_criteria")),
+        "success_criteria": _texts(criteria) or [line for line in criteria.text.splitlines() if line.strip()],
         "extra": _extra(root, metadata),
     }
     for word in ("context", "relationships"):
         if found := metadata.first(word) or root.first(word):
             value = found.to_json()
             config[word] = {"_text": value} if isinstance(value, str) else as_object(value)
-    if servers := metadata.first("mcps") or root.first("mcps"):
-        config["mcps"] = [_server(each) for each in servers.named("mcp")]
-    if skills := metadata.first("skills"):
-        config["skills"] = [each.text or each.attributes.get("name", "") for each in skills.named("skill")]
-    if "extends" in root.attributes:
-        config["extends"] = root.attributes["extends"].strip()
-    always = {"permissions", "process"}
-    return {word: value for word, value in config.items() if value or word in always}
+    config["mcps"] = [_server(each) for each in either("mcps").named("mcp")]
+    config["skills"] = [each.text or each.attributes.get("name", "") for each in metadata.at("skills").named("skill")]
+    config["extends"] = root.attributes.get("extends", "").strip()
+    return {word: value for word, value in config.items() if value or word in {"permissions", "process"}}
+
+
+def _texts(element: Element) -> list[str]:
+    return [child.text for child in element.children]
 
 
 def _server(element: Element) -> JsonObject:
     """Return an MCP server that a directive uses."""
-    words: dict[str, Json] = {**element.attributes, **{child.tag: child.text for child in element.children}}
+    words: dict[str, Json] = dict(element.texts)
     words.setdefault("name", element.text)
     words["required"] = as_text(words.get("required")).lower() == "true"
     if "tools" in words:
         words["tools"] = [name for name in re.split(r"[,\s]+", as_text(words["tools"])) if name]
     return words
-
-
-def _model(model: Element) -> JsonObject:
-    spelled = {"model_id": "id", "fallback_id": "fallback"}
-    read = {spelled.get(name, name): value for name, value in model.attributes.items()}
-    return {name: value for name, value in {**read, "why": model.text}.items() if value}
-
-
-def _permissions(permissions: Element | None) -> list[JsonObject]:
-    if permissions is None:
-        return []
-    if not permissions.children and permissions.text:
-        return [{"tag": "all", "attrs": {}, "content": permissions.text}]
-    return [_permission(each) for each in permissions.children]
 
 
 def _permission(element: Element) -> JsonObject:
@@ -534,55 +495,36 @@ def _checkpoint(checkpoint: Element | None, issues: list[Issue]) -> str:
 
 
 def _step(step: Element) -> JsonObject:
-    others = [child for child in step.children if child.tag not in {"description", "action"}]
     read: dict[str, Json] = {
         "name": step.attributes.get("name", ""),
-        "description": " ".join(step.text_at("description").split()),
-        "action": step.text_at("action"),
+        "description": " ".join(step.at("description").text.split()),
+        "action": step.at("action").text,
     }
     if not read["action"]:  # the step itself says what to do, in words or in elements
         inner = [part for part in step.content if isinstance(part, str) or part.tag != "description"]
         return read | {"action": Element("action", {}, step.line, inner).text}
-    for child in others:
-        read.setdefault(child.tag, child.to_json())
+    for child in step.children:
+        if child.tag not in {"description", "action"}:
+            read.setdefault(child.tag, child.to_json())
     return read
 
 
 def _outputs(outputs: Element | None) -> JsonObject:
     if outputs is None:
         return {}
-    read: dict[str, Json] = {
-        child.tag: child.text if not child.attributes else child.to_json()
-        for child in outputs.children
-        if child.tag != "output"
-    }
+    if not outputs.children:
+        return {"text": outputs.text}
     fields: list[Json] = [{**each.attributes, "description": each.text} for each in outputs.named("output")]
-    if fields:
-        read["fields"] = fields
-    return read if outputs.children else {"text": outputs.text}
-
-
-def _criteria(criteria: Element | None) -> list[str]:
-    if criteria is None:
-        return []
-    return [child.text for child in criteria.children] or [line for line in criteria.text.splitlines() if line.strip()]
-
-
-def _tags(tags: Element | None) -> list[str]:
-    if tags is None:
-        return []
-    written = [child.text for child in tags.children] or tags.text.replace(",", " ").split()
-    return [tag for tag in written if tag]
+    others = [child for child in outputs.children if child.tag != "output"]
+    read = {child.tag: child.text if not child.attributes else child.to_json() for child in others}
+    return read | ({"fields": fields} if fields else {})
 
 
 def _extra(root: Element, metadata: Element) -> JsonObject:
-    read: dict[str, Json] = {
-        name: value for name, value in root.attributes.items() if name not in {"name", "version", "extends"}
-    }
+    known = {"name", "version", "extends"}
+    read: dict[str, Json] = {name: value for name, value in root.attributes.items() if name not in known}
     unknown = [child for child in metadata.children if child.tag not in _METADATA]
-    unknown += [child for child in root.children if child.tag not in _PARTS]
-    for child in unknown:
-        seen = read.get(child.tag)
-        value = child.to_json()
+    for child in (*unknown, *(child for child in root.children if child.tag not in _PARTS)):
+        value, seen = child.to_json(), read.get(child.tag)
         read[child.tag] = value if seen is None else [*(seen if isinstance(seen, list) else [seen]), value]
     return read

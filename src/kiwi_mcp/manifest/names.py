@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -11,6 +11,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     spelled = {name.lower(): name for name in sorted(known)}
     near = difflib.get_close_matches(word.lower()[:100], spelled, n=1, cutoff=0.6)
     return f"Did you mean `{spelled[near[0]]}`? " if near else ""
+
+
+def use_one_of(word: str, known: Collection[str]) -> str:
+    """Return a fix that names every known word, and first the nearest one."""
+    return f"{did_you_mean(word, known)}Use one of: {', '.join(known)}."
 
 
 def short(reference: str) -> str:

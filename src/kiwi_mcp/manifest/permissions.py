@@ -17,7 +17,7 @@ from kiwi_mcp.domain.grants import LEFT_TO_OTHERS, Grant, Rules, empty_grant
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Manifest
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
-from kiwi_mcp.manifest.names import did_you_mean
+from kiwi_mcp.manifest.names import did_you_mean, use_one_of
 from kiwi_mcp.manifest.type_specs import TypeSpecs, load_type_specs
 
 _Given = Mapping[str, Sequence[str]]
@@ -35,6 +35,7 @@ _ATTRIBUTES = (
     "module", "name", "allow_categories", "allow_directives", "deny_directives", "scope", "delegate",
 )  # fmt: skip
 _USE = ("execute.run", "search", "load")
+_EVERYTHING: _Given = {"items": ("*",), "verbs": (*_USE, "help"), "spawn": ("*",)}
 _IMPLIED = {
     "all": ("search", "load", "execute", "help"),
     "*": ("search", "load", "execute", "help"),
@@ -92,9 +93,8 @@ def spawn_name(manifest: Manifest) -> str:
 
 def _grant(written: Json, name: str, sheets: TypeSpecs, *, with_delegated: bool) -> Grant:
     grant = empty_grant(name)
-    if isinstance(written, Mapping):
-        for word, patterns in _listed(written).items():
-            grant = _with(grant, word, patterns, is_denied=False)
+    for word, patterns in _listed(as_object(written)).items():
+        grant = _with(grant, word, patterns, is_denied=False)
     for one in map(as_object, as_list(written)):
         tag, attributes = as_text(one.get("tag")), as_object(one.get("attrs"))
         if as_text(attributes.get("delegate")).lower() == "true" and not with_delegated:
@@ -127,20 +127,17 @@ def _rules(grant: Grant, word: str) -> Rules:
 def _faults(one: JsonObject, number: int, sheets: TypeSpecs) -> Iterator[Issue]:
     tag, attributes, place = as_text(one.get("tag")), as_object(one.get("attrs")), f"config.permissions[{number}]"
     if tag not in _TAGS:
-        fix = f"{did_you_mean(tag, _TAGS)}Use one of: {', '.join(_TAGS)}."
-        yield Issue(place, f"<{tag:.40}> is not a permission", fix)
+        yield Issue(place, f"<{tag:.40}> is not a permission", use_one_of(tag, _TAGS))
         return
     for word in attributes:
         if word not in _ATTRIBUTES and tag != "acknowledge":
-            fix = f"{did_you_mean(word, _ATTRIBUTES)}Use one of: {', '.join(_ATTRIBUTES)}."
-            yield Issue(place, f"`{word:.40}` says nothing about a permission", fix)
+            yield Issue(place, f"`{word:.40}` says nothing about a permission", use_one_of(word, _ATTRIBUTES))
     if _is_nested(one):
         yield from _nested_faults(one, place)
         return
     resource = as_text(attributes.get("resource"))
     if tag in (*_ACTIONS, "deny") and _kind(resource) not in _RESOURCES:
-        known = ", ".join(_RESOURCES)
-        fix = f"{did_you_mean(resource, _RESOURCES)}Write `resource` as one of: {known}."
+        fix = f"{did_you_mean(resource, _RESOURCES)}Write `resource` as one of: {', '.join(_RESOURCES)}."
         yield Issue(place, f"{resource!r:.40} is not a resource", fix)
     if tag == "cap" and not _given(one, sheets):
         yield Issue(place, "names no capability", "Write one such as `<cap>fs.read</cap>`.")
@@ -164,8 +161,7 @@ def _nested_faults(one: JsonObject, place: str) -> Iterator[Issue]:
     for number, child in enumerate(children):
         kind, inner = as_text(child.get("tag")), f"{place}.{number}"
         if kind not in _KINDS:
-            fix = f"{did_you_mean(kind, _KINDS)}Use one of: {', '.join(_KINDS)}."
-            yield Issue(inner, f"<{kind:.40}> is no kind of item", fix)
+            yield Issue(inner, f"<{kind:.40}> is no kind of item", use_one_of(kind, _KINDS))
         elif not as_text(child.get("content")) or as_list(child.get("children")):
             yield Issue(inner, "names no item", f"Write `<{kind}>NAME</{kind}>`, where `*` stands for any.")
         elif "@" in as_text(child.get("content")):
@@ -176,8 +172,7 @@ def _list_faults(written: JsonObject) -> Iterator[Issue]:
     for word, names in written.items():
         place = f"config.permissions.{word}"
         if word not in _LISTS:
-            fix = f"{did_you_mean(word, _LISTS)}Use one of: {', '.join(_LISTS)}."
-            yield Issue(place, "is not a permission", fix)
+            yield Issue(place, "is not a permission", use_one_of(word, _LISTS))
         elif not isinstance(names, list) or not all(isinstance(name, str) and name.strip() for name in names):
             yield Issue(place, "is not a list of texts", f"Write `{word}: [one, two]`.")
         elif word not in _WORDS and any("@" in as_text(name) for name in names):
@@ -189,11 +184,10 @@ def _listed(written: JsonObject) -> _Given:
     given: dict[str, list[str]] = {}
     for word, names in written.items():
         patterns = [as_text(name).strip() for name in as_list(names) if as_text(name).strip()]
+        if word == "spawn":
+            patterns = [one for name in patterns for one in _named(name)]
         if word in _WORDS:
-            spawned = word == "spawn"
-            given.setdefault(word, []).extend(
-                [one for name in patterns for one in _named(name)] if spawned else patterns
-            )
+            given.setdefault(word, []).extend(patterns)
         elif word in _LISTS:
             for field, found in _of_items(word.removesuffix("s"), patterns).items():
                 given.setdefault(field, []).extend(found)
@@ -215,11 +209,13 @@ def _given(one: JsonObject, sheets: TypeSpecs) -> _Given:
         case "read" | "write" | "execute" | "deny":
             gives = _RESOURCES.get(_kind(as_text(attributes.get("resource"))))
             given = gives(tag, attributes) if gives else {}
-            return _by_type(tag, attributes, given, sheets) if gives is _items else given
-        case "shell":
-            return _commands(tag, attributes)
-        case "env":
-            return _variables(tag, attributes)
+            # A name says more than a type, which gives all items with a chain that passes that type or runtime.
+            if gives is not _items or "tool_type" not in attributes or tag == "read" or given.get("items"):
+                return given
+            trait = _trait(as_text(attributes["tool_type"]), sheets)
+            return {**given, **({"traits": (trait,), **_used(tag)} if trait else {})}
+        case "shell" | "env":
+            return _RESOURCES[tag](tag, attributes)
         case "cap":
             return _capability(as_text(attributes.get("name")) or content, attributes)
         case "orchestration":
@@ -229,13 +225,9 @@ def _given(one: JsonObject, sheets: TypeSpecs) -> _Given:
         case "knowledge" | "directives":
             return {**_items("execute", attributes), "verbs": ("search", "load")}
         case "all" if content == "*":
-            return {**_everything(), "read": ("**",), "write": ("**",), "hosts": ("*",), "commands": ("*",)}
+            return {**_EVERYTHING, "read": ("**",), "write": ("**",), "hosts": ("*",), "commands": ("*",)}
         case _:
             return {}
-
-
-def _everything() -> _Given:
-    return {"items": ("*",), "verbs": (*_USE, "help"), "spawn": ("*",)}
 
 
 def _nested(tag: str, one: JsonObject) -> _Given:
@@ -246,7 +238,7 @@ def _nested(tag: str, one: JsonObject) -> _Given:
     for child in map(as_object, as_list(one.get("children"))):
         for word, patterns in _of_items(as_text(child.get("tag")), [as_text(child.get("content"))]).items():
             given.setdefault(word, []).extend(patterns)
-    return given or (_everything() if as_text(one.get("content")) == "*" else {})
+    return given or (_EVERYTHING if as_text(one.get("content")) == "*" else {})
 
 
 def _of_items(kind: str, names: Sequence[str]) -> _Given:
@@ -258,15 +250,6 @@ def _of_items(kind: str, names: Sequence[str]) -> _Given:
     if kind == "directive" and plain:
         given["spawn"] = [pattern for name in plain for pattern in _named(name.replace(".", "/"))]
     return given
-
-
-def _by_type(tag: str, attributes: JsonObject, given: _Given, sheets: TypeSpecs) -> _Given:
-    """Return what `tool_type` gives: all items with a chain that passes that type or runtime."""
-    trait = _trait(as_text(attributes.get("tool_type")), sheets)
-    if "tool_type" not in attributes or tag == "read" or given.get("items"):  # a name says more than a type
-        return given
-    verbs = {} if tag == "deny" else {"verbs": _USE}
-    return {**given, **({"traits": (trait,), **verbs} if trait else {})}
 
 
 def _trait(word: str, sheets: TypeSpecs) -> str | None:
@@ -285,7 +268,7 @@ def _capability(text: str, attributes: JsonObject) -> _Given:
         case "kiwi-mcp":
             return _verbs("execute", {"action": rest}) if rest else {}
         case "spawn":
-            return _spawn("execute", attributes)
+            return _RESOURCES["spawn"]("execute", attributes)
         case _:
             gives = _RESOURCES.get(_CAPS.get(first, first))
             tag = {"exec": "execute"}.get(rest, rest)
@@ -304,27 +287,21 @@ def _items(tag: str, attributes: JsonObject) -> _Given:
         return {"verbs": ("search", "load")}
     if not names and "tool_type" in attributes:
         return {}  # the type alone says which
-    verbs = {} if tag == "deny" else {"verbs": _USE}
-    return {"items": [_identity(name) for name in names] or ("*",), **verbs}
+    return {"items": [_identity(name) for name in names] or ("*",), **_used(tag)}
+
+
+def _used(tag: str) -> _Given:
+    return {} if tag == "deny" else {"verbs": _USE}
 
 
 def _verbs(tag: str, attributes: JsonObject) -> _Given:
-    asked = _of(attributes, "action", "actions") or ("*",)
-    if tag == "deny":
-        return {"verbs": [word if word in _IMPLIED else _action(word) for word in asked]}
-    return {"verbs": [verb for word in asked for verb in _IMPLIED.get(word, (_action(word),))]}
-
-
-def _action(word: str) -> str:
-    return word if "." in word else f"execute.{word}"
-
-
-def _commands(_: str, attributes: JsonObject) -> _Given:
-    return {"commands": _words(attributes.get("commands")) or ("*",)}
-
-
-def _variables(_: str, attributes: JsonObject) -> _Given:
-    return {"variables": _of(attributes, "var", "vars", "name") or ("*",)}
+    found: list[str] = []
+    for word in _of(attributes, "action", "actions") or ("*",):
+        if word in _IMPLIED:
+            found += (word,) if tag == "deny" else _IMPLIED[word]
+        else:
+            found.append(word if "." in word else f"execute.{word}")
+    return {"verbs": found}
 
 
 def _hosts(_: str, attributes: JsonObject) -> _Given:
@@ -361,12 +338,7 @@ def _endpoint(text: str) -> tuple[str, str] | None:
 def _servers(tag: str, attributes: JsonObject) -> _Given:
     server = as_text(attributes.get("resource")).partition(":")[2] or as_text(attributes.get("name")) or "*"
     tools = _of(attributes, "id", "tool_id", "action", "actions") or ("*",)
-    verbs = {} if tag == "deny" else {"verbs": _USE}
-    return {"items": [f"mcp/{server}/{tool}@*" for tool in tools], **verbs}
-
-
-def _spawn(_: str, attributes: JsonObject) -> _Given:
-    return {"spawn": [name for word in _of(attributes, "id", "name") or ("*",) for name in _named(word)]}
+    return {"items": [f"mcp/{server}/{tool}@*" for tool in tools], **_used(tag)}
 
 
 def _registry(tag: str, _: JsonObject) -> _Given:
@@ -374,22 +346,20 @@ def _registry(tag: str, _: JsonObject) -> _Given:
     return {"verbs": reading if tag == "read" else (*reading, "registry", "execute.publish", "execute.pull")}
 
 
-def _python(_: str, __: JsonObject) -> _Given:
-    return {"commands": ("python", "python3")}
-
-
 _RESOURCES: Mapping[str, Callable[[str, JsonObject], _Given]] = {
     "filesystem": _files,
     "files": _files,
     "tool": _items,
     "kiwi-mcp": _verbs,
-    "shell": _commands,
+    "shell": lambda _, attributes: {"commands": _words(attributes.get("commands")) or ("*",)},
     "mcp": _servers,
     "network": _hosts,
     "api": _hosts,
-    "env": _variables,
-    "python": _python,
-    "spawn": _spawn,
+    "env": lambda _, attributes: {"variables": _of(attributes, "var", "vars", "name") or ("*",)},
+    "python": lambda *_: {"commands": ("python", "python3")},
+    "spawn": lambda _, attributes: {
+        "spawn": [name for word in _of(attributes, "id", "name") or ("*",) for name in _named(word)]
+    },
     "registry": _registry,
 }
 

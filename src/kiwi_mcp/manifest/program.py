@@ -33,7 +33,7 @@ _ID = lazy_pattern(r"[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+)*")
 _OUTPUT = lazy_pattern(r"^\s*[-*]?\s*`?([A-Za-z_][A-Za-z0-9_]*)`?\s*:\s*(.+?)\s*$", re.MULTILINE)
 _CHOICE = lazy_pattern(r"\"([^\"]*)\"|'([^']*)'")
 _CONTEXT = ("system", "before", "after")
-_TOLD = ("name", "description", "action")
+_STEP_KEYS = ("name", "description", "action")
 _INSTRUCTIONS = (
     "Follow `text` step by step with your own tools, within `permissions` and `limits`, and answer with `outputs`."
 )
@@ -51,8 +51,11 @@ class TextItem(Struct, frozen=True):
 
     @property
     def config(self) -> JsonObject:
-        """What the item says of itself: the manifest, and below it the XML of its text."""
-        return {**_xml(self), **self.manifest.config}
+        """What the item says of itself: the manifest, and below it the XML of its text, without its permissions."""
+        if "process" in self.manifest.config or xml_of(self.text) is None:
+            return self.manifest.config
+        said = as_object(read_directive(self.text, what=self.manifest.tool_id)["config"])
+        return {**{word: value for word, value in said.items() if word != "permissions"}, **self.manifest.config}
 
 
 Load: TypeAlias = Callable[[str, str, str], TextItem | None]
@@ -157,6 +160,8 @@ def directive_program(item: TextItem, inputs: JsonObject, load: Load) -> Directi
     skills = tuple(dict.fromkeys(as_text(name) for config in configs for name in as_list(config.get("skills"))))
     listed = "\n".join(_skill_lines(skills, lineage, load, notices))
     nothing = (with_skills(empty_grant(manifest.tool_id), skills),)
+    checkpoint = _nearest("git_checkpoint", configs)
+    mode = as_text(as_object(checkpoint).get("mode")) or as_text(checkpoint)
     return DirectiveProgram(
         name=manifest.tool_id,
         version=manifest.version,
@@ -175,7 +180,7 @@ def directive_program(item: TextItem, inputs: JsonObject, load: Load) -> Directi
         hooks=tuple(hook for config in reversed(configs) for hook in hooks_in(config.get("hooks"))),
         mcps=tuple(use for config in configs for use in mcps_in(config.get("mcps"))),
         skills=skills,
-        git_checkpoint=_checkpoint(_nearest("git_checkpoint", configs)),
+        git_checkpoint=cast("CheckpointMode", mode) if mode in CHECKPOINT_MODES else "explicit",
         notices=tuple(notices),
         written=written,
     )
@@ -244,25 +249,23 @@ def checked_inputs(tool_id: str, schema: JsonObject, inputs: JsonObject) -> Json
     if not as_object(schema.get("properties")):
         return inputs
     filled = accept(tool_id, schema, inputs)
-    blank = [name for name in as_list(schema.get("required")) if _is_blank(filled.get(as_text(name)))]
+    required = {name: filled.get(name) for name in map(as_text, as_list(schema.get("required")))}
+    blank = [
+        name for name, value in required.items() if value is None or (isinstance(value, str) and not value.strip())
+    ]
     if blank:
         reason = "is required, and blank"
-        raise InvalidArguments(tool_id, [Issue(as_text(name), reason, "Send a value for it.") for name in blank])
+        raise InvalidArguments(tool_id, [Issue(name, reason, "Send a value for it.") for name in blank])
     return filled
-
-
-def _is_blank(value: Json) -> bool:
-    return value is None or (isinstance(value, str) and not value.strip())
 
 
 def fill(text: str, inputs: JsonObject) -> str:
     """Return a text with `{input:name}`, `{input:name:default}` and `{input:name?}` replaced, in one pass."""
 
     def value(found: re.Match[str]) -> str:
-        name, rest = found[1], found[2]
-        if name in inputs:
-            return text_of(inputs[name])
-        return found[0] if rest is None else rest[1:]
+        if found[1] in inputs:
+            return text_of(inputs[found[1]])
+        return found[0] if found[2] is None else found[2][1:]
 
     return _INPUT.sub(value, text)
 
@@ -286,17 +289,12 @@ def return_faults(outputs: JsonObject, value: Json) -> tuple[Issue, ...]:
     """Return why a value is not what a directive declares to return; nothing where it fits one of the outcomes."""
     branches = _branches(outputs)
     every = {name for branch in branches for name in as_object(branch.get("properties"))}
-    # What only another outcome has would make it unclear which of them is meant.
-    found = [
-        (
-            *faults(branch, value),
-            *(
-                Issue(name, "belongs to another outcome", "Return the outputs of one outcome: success or failure.")
-                for name in every & {*as_object(value)} - {*as_object(branch.get("properties"))}
-            ),
-        )
-        for branch in branches
-    ]
+    found: list[tuple[Issue, ...]] = []
+    for branch in branches:
+        # What only another outcome has would make it unclear which of them is meant.
+        foreign = every & {*as_object(value)} - {*as_object(branch.get("properties"))}
+        fix = "Return the outputs of one outcome: success or failure."
+        found.append((*faults(branch, value), *(Issue(name, "belongs to another outcome", fix) for name in foreign)))
     return min(found, key=len)
 
 
@@ -304,30 +302,21 @@ def _branches(outputs: JsonObject) -> list[JsonObject]:
     """Return a schema for each outcome that outputs declare."""
     if outputs.get("type") == "object" or "properties" in outputs:
         return [outputs]
-    fields = [as_object(one) for one in as_list(outputs.get("fields"))]
-    if fields:
-        named = {as_text(one.get("name")): _field(one) for one in fields}
-        needed = [as_text(one.get("name")) for one in fields if as_text(one.get("required")).lower() == "true"]
-        return [{"type": "object", "properties": named, "required": needed}]
+    properties: dict[str, JsonObject] = {}
+    needed: list[str] = []
+    for one in map(as_object, as_list(outputs.get("fields"))):
+        name, kind = as_text(one.get("name")), TYPES.get(as_text(one.get("type")).lower(), "")
+        words = {"type": kind, "description": as_text(one.get("description"))}
+        properties[name] = {word: value for word, value in words.items() if value}
+        needed += [name] if as_text(one.get("required")).lower() == "true" else []
+    if properties:
+        return [{"type": "object", "properties": properties, "required": needed}]
     listed = [_OUTPUT.findall(as_text(outputs.get(word))) for word in ("success", "failure", "text")]
-    found: list[JsonObject] = [
-        {
-            "type": "object",
-            "properties": {name: _output_schema(kind) for name, kind in one},
-            "required": [name for name, _ in one],
-        }
-        for one in listed
-        if one
+    named = [{name: _output_schema(kind) for name, kind in one} for one in listed if one]
+    return [
+        {"type": "object", "properties": each, "required": [*each]}
+        for each in named or [{"result": {"description": "The result."}}]
     ]
-    return found or [
-        {"type": "object", "properties": {"result": {"description": "The result."}}, "required": ["result"]}
-    ]
-
-
-def _field(one: JsonObject) -> JsonObject:
-    kind = TYPES.get(as_text(one.get("type")).lower(), "")
-    words = {"type": kind, "description": as_text(one.get("description"))}
-    return {word: value for word, value in words.items() if value}
 
 
 def _output_schema(kind: str) -> JsonObject:
@@ -345,11 +334,7 @@ def mcps_in(written: Json) -> tuple[McpUse, ...]:
     """Return the MCP servers that a directive names."""
     found = [{"name": one} if isinstance(one, str) else as_object(one) for one in as_list(written)]
     return tuple(
-        McpUse(
-            as_text(one.get("name")),
-            one.get("required") is True,
-            tuple(as_text(name) for name in as_list(one.get("tools"))),
-        )
+        McpUse(as_text(one["name"]), one.get("required") is True, tuple(map(as_text, as_list(one.get("tools")))))
         for one in found
         if one.get("name")
     )
@@ -407,22 +392,20 @@ def _comparable(name: str, version: str, schema: JsonObject) -> JsonObject:
 
 def program_text(program: JsonObject) -> str:
     """Return the program that a directive is, as Markdown."""
-    return "\n".join(_lines(program)).strip() + "\n"
+    sections = (
+        *_section("Context", _facts(program.get("context"))),
+        *_section("Inputs", _inputs(program)),
+        *_section("Steps", _steps(program)),
+        *_section("Outputs", _facts(program.get("outputs"))),
+        *_section("Done when", (f"- {text_of(one)}" for one in as_list(program.get("success_criteria")))),
+    )
+    head = (f"# {as_text(program.get('name'))}", "", as_text(program.get("description")))
+    return "\n".join((*head, *sections)).strip() + "\n"
 
 
-def _lines(program: JsonObject) -> Iterator[str]:
-    yield f"# {as_text(program.get('name'))}"
-    yield from ("", as_text(program.get("description")))
-    yield from _section("Context", _facts(program.get("context")))
-    yield from _section("Inputs", _inputs(program))
-    yield from _section("Steps", _steps(program))
-    yield from _section("Outputs", _facts(program.get("outputs")))
-    yield from _section("Done when", (f"- {text_of(one)}" for one in as_list(program.get("success_criteria"))))
-
-
-def _section(title: str, lines: Iterator[str]) -> Iterator[str]:
-    if found := list(lines):
-        yield from ("", f"## {title}", "", *found)
+def _section(title: str, lines: Iterator[str]) -> list[str]:
+    found = list(lines)
+    return ["", f"## {title}", "", *found] if found else []
 
 
 def _inputs(program: JsonObject) -> Iterator[str]:
@@ -436,10 +419,10 @@ def _inputs(program: JsonObject) -> Iterator[str]:
 
 def _steps(program: JsonObject) -> Iterator[str]:
     for number, step in enumerate(map(as_object, as_list(program.get("process"))), 1):
-        name, description, action = (as_text(step.get(word)).strip() for word in _TOLD)
+        name, description, action = (as_text(step.get(word)).strip() for word in _STEP_KEYS)
         yield f"{number}. {': '.join(filter(None, (name, description)))}"
         yield from (f"   {line}" for line in action.splitlines())
-        yield from (f"   {word}: {text_of(value)}" for word, value in step.items() if word not in _TOLD)
+        yield from (f"   {word}: {text_of(value)}" for word, value in step.items() if word not in _STEP_KEYS)
     yield from as_text(program.get("process_text")).splitlines()
 
 
@@ -449,14 +432,6 @@ def _facts(value: Json) -> Iterator[str]:
     yield from (f"- {word}: {text_of(inner)}" for word, inner in as_object(value).items())
 
 
-def _xml(item: TextItem) -> JsonObject:
-    """Return what the XML in the text of an item in a folder says; what its manifest says has priority."""
-    if "process" in item.manifest.config or xml_of(item.text) is None:
-        return {}
-    said = as_object(read_directive(item.text, what=item.manifest.tool_id)["config"])
-    return {word: value for word, value in said.items() if word != "permissions"}
-
-
 def _written(item: TextItem, config: JsonObject, schema: JsonObject) -> JsonObject:
     """Return the program as it was written, for a reader."""
     required = as_list(schema.get("required"))
@@ -464,11 +439,10 @@ def _written(item: TextItem, config: JsonObject, schema: JsonObject) -> JsonObje
         {"name": name, **as_object(one), "required": name in required}
         for name, one in as_object(schema.get("properties")).items()
     ]
-    facts = {
-        word: value for word, value in as_object(config.get("context")).items() if word not in (*_CONTEXT, "suppress")
-    }
+    context = as_object(config.get("context"))
     kept: dict[str, Json] = {
-        "context": facts,
+        "process_text": config.get("text"),
+        "context": {word: value for word, value in context.items() if word not in (*_CONTEXT, "suppress")},
         "outputs": config.get("outputs"),
         "success_criteria": config.get("success_criteria"),
     }
@@ -479,7 +453,6 @@ def _written(item: TextItem, config: JsonObject, schema: JsonObject) -> JsonObje
         "inputs": inputs,
         "process": config.get("process", []),
         "permissions": said_by(config.get("permissions"), item.manifest.tool_id).to_json(),
-        **({"process_text": config["text"]} if config.get("text") else {}),
         **{word: value for word, value in kept.items() if value},
     }
 
@@ -487,7 +460,7 @@ def _written(item: TextItem, config: JsonObject, schema: JsonObject) -> JsonObje
 def _text(item: TextItem, config: JsonObject, written: JsonObject, inputs: JsonObject) -> str:
     """Return the program as Markdown. Each part that an author wrote is filled by itself, so no value is filled."""
     if "process" not in config:  # plain Markdown is a program as it stands
-        given = list(_section("Inputs", _inputs({**written, "provided_inputs": inputs})))
+        given = _section("Inputs", _inputs({**written, "provided_inputs": inputs}))
         return "\n".join([fill(body(item.text), inputs), *given]).strip() + "\n"
     filled = {word: value if word == "inputs" else _filled(value, inputs) for word, value in written.items()}
     return program_text({**filled, "provided_inputs": inputs})
@@ -507,16 +480,12 @@ def _filled(value: Json, inputs: JsonObject) -> Json:
 
 def _context(word: str, lineage: Sequence[TextItem], load: Load, notices: list[str]) -> Iterator[str]:
     """Yield the texts of one part of the context, the root's first, each once, without what is suppressed."""
-    contexts = [as_object(one.config.get("context")) for one in lineage]
-    suppressed = {entry for context in contexts for entry in _entries(context.get("suppress"))}
-    pairs = (
-        (entry, one) for one, context in zip(lineage, contexts, strict=True) for entry in _entries(context.get(word))
-    )
-    seen: set[str] = set()
-    for entry, one in pairs:
-        if entry in suppressed or entry in seen:
+    contexts = [(as_object(one.config.get("context")), one) for one in lineage]
+    done = {entry for context, _ in contexts for entry in _entries(context.get("suppress"))}
+    for entry, one in ((entry, one) for context, one in contexts for entry in _entries(context.get(word))):
+        if entry in done:
             continue
-        seen.add(entry)
+        done.add(entry)
         if not _ID.fullmatch(entry):
             yield entry
         elif found := load(entry, "knowledge", one.identity):
@@ -568,11 +537,6 @@ def _model(written: Json, tier: str) -> ModelPreference:
     words = as_object(written)
     named = written if isinstance(written, str) else as_text(words.get("id"))
     return ModelPreference(tier or as_text(words.get("tier")), named, as_text(words.get("fallback")))
-
-
-def _checkpoint(written: Json) -> CheckpointMode:
-    mode = as_text(as_object(written).get("mode")) or as_text(written) or "explicit"
-    return cast("CheckpointMode", mode) if mode in CHECKPOINT_MODES else "explicit"
 
 
 def _absent(place: str, ref: str) -> Issue:

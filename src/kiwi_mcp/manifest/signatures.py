@@ -61,18 +61,17 @@ def statement_of(
     `manifest_body` is the file that bears the manifest, without its signature line; `files` are all the others. A
     signature holds the digest, so the file it stands in can only be counted without it.
     """
-    listed: list[Json] = [
-        {"path": file.path, "sha256": file.sha256, "executable": file.is_executable}
-        for file in sorted(files, key=lambda file: file.path)
-    ]
-    statement: dict[str, Json] = {
+    statement: JsonObject = {
         "kind": KIND,
         "tool_id": tool_id,
         "version": version,
         "executor": executor,
         # A checkout may turn line ends over; nothing else about the bytes is forgiven.
         "manifest": sha256_hex(manifest_body.replace(b"\r\n", b"\n")),
-        "files": listed,
+        "files": [
+            {"path": file.path, "sha256": file.sha256, "executable": file.is_executable}
+            for file in sorted(files, key=lambda file: file.path)
+        ],
     }
     return canonical(statement)
 
@@ -100,24 +99,14 @@ def _simple(value: Json) -> Json:
         return simple
     if value is None or kind is bool:
         return value
-    return _simple_number(value) if isinstance(value, (int, float)) else _simple_inside(value)
-
-
-def _simple_number(value: float) -> int:
-    # A whole number is written without a fraction; what not every reader keeps exactly is not whole enough.
-    if not -_EXACT < value < _EXACT or value != int(value):
-        raise _Unusual
-    return int(value)
-
-
-def _simple_inside(value: str | Sequence[Json] | Mapping[str, Json]) -> Json:
-    match value:
-        case str():
-            return _simple(str(value))
-        case Mapping():
-            return _simple(dict(value))
-        case _:
-            return [_simple(inner) for inner in value]
+    if isinstance(value, (int, float)):
+        # A whole number is written without a fraction; what not every reader keeps exactly is not whole enough.
+        if not -_EXACT < value < _EXACT or value != int(value):
+            raise _Unusual
+        return int(value)
+    if isinstance(value, str):
+        return _simple(str(value))
+    return _simple(dict(value)) if isinstance(value, Mapping) else [_simple(inner) for inner in value]
 
 
 def _plain(value: Json) -> Json:
@@ -330,10 +319,15 @@ def split(text: str, suffix: str) -> tuple[Signature | None, str]:
     style = comment_style(suffix)
     start = _place(text, style)
     found = None if suffix.lower() in DETACHED else _read(text, start, style)
-    if found is None:
-        return (_in_frontmatter(text) if style is _MARKUP else None), text
-    signature, end = found
-    return signature, text[:start] + text[end:]
+    if found is not None:
+        return found[0], text[:start] + text[found[1] :]
+    if style is not _MARKUP or not text.startswith("---"):
+        return None, text
+    front = text[: max(text.find("\n---", 3), 0)].replace("\r\n", "\n")
+    timestamp, digest = _FRONT_TIMESTAMP.search(front), _FRONT_HASH.search(front)
+    if timestamp is None or digest is None or not digest[1].strip("0"):
+        return None, text
+    return Signature(timestamp[1], digest[1]), text
 
 
 def sign(text: str, suffix: str, *, timestamp: str, digest: str, key: str = "", proof: str = "") -> str:
@@ -349,7 +343,9 @@ def sign(text: str, suffix: str, *, timestamp: str, digest: str, key: str = "", 
             suggestion="Save the file as UTF-8 without a byte-order mark, then sign it.",
         )
     style = comment_style(suffix)
-    body = _without_line(text, style)
+    start = _place(text, style)
+    found = _read(text, start, style)
+    body = text if found is None else text[:start] + text[found[1] :]
     start = _place(body, style)
     first, newline, _ = body.partition("\n")
     ending = "\r\n" if newline and first.endswith("\r") else "\n"
@@ -379,12 +375,6 @@ def with_sidecar(short: Signature | None, beside: Signature | None) -> Signature
     """Return the signature of a file with a short line, completed with the signer from the file beside it."""
     is_same = short and beside and (short.timestamp, short.hash) == (beside.timestamp, beside.hash)
     return beside if is_same else short
-
-
-def _without_line(text: str, style: Style) -> str:
-    start = _place(text, style)
-    found = _read(text, start, style)
-    return text if found is None else text[:start] + text[found[1] :]
 
 
 def _place(text: str, style: Style) -> int:
@@ -422,13 +412,3 @@ def _parse(inner: str) -> Signature | None:
         return None
     scheme: Literal["kiwi", "rye"] = "rye" if found[1] == "rye" else "kiwi"
     return Signature(found[2], found[3], scheme)
-
-
-def _in_frontmatter(text: str) -> Signature | None:
-    if not text.startswith("---"):
-        return None
-    front = text[: max(text.find("\n---", 3), 0)].replace("\r\n", "\n")
-    timestamp, digest = _FRONT_TIMESTAMP.search(front), _FRONT_HASH.search(front)
-    if timestamp is None or digest is None or not digest[1].strip("0"):
-        return None
-    return Signature(timestamp[1], digest[1])

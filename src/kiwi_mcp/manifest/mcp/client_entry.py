@@ -103,8 +103,13 @@ def plan_undo(client: str, scope: Scope, *, home: Path, project: Path, keep_in: 
     lost = _lost(backups, known, table)
     for backup, text in backups[:1]:
         # Written here and not touched since: what was there before is put back to the byte.
-        missing = _led_to(before, text, known, own, table)
-        if missing is not None and {*lost} <= {*missing}:
+        try:
+            missing = tuple(name for name in known.file.servers(text, what="the backup") if name not in table)
+            bare = _without(text, known, missing, what="the backup")
+            is_untouched = _with_entry(bare, known, own, what="the backup") == before
+        except Invalid:
+            continue
+        if is_untouched and {*lost} <= {*missing}:
             return ClientFileChange(path, before, text, spent=backup, shown=shown, put_back=missing)
     if not lost and _with_entry("", known, own, what=str(path)) == before:
         return ClientFileChange(path, before, None, shown=shown)
@@ -178,19 +183,6 @@ def _backup_folder(path: Path, keep_in: Path | None) -> tuple[Path, str]:
     return keep_in, f"{sha256(str(path).encode(errors='surrogatepass')).hexdigest()[:16]}-{path.name}"
 
 
-def _backups(path: Path, keep_in: Path | None) -> list[Path]:
-    """Return the backups of a file, the newest first."""
-    folders = dict.fromkeys((_backup_folder(path, keep_in), _backup_folder(path, None)))
-    found = [
-        one
-        for folder, stem in folders
-        for mark in (BACKUP, REPLACED)
-        for one in folder.glob(f"{glob.escape(stem)}{mark}*")
-        if one.is_file() and not one.is_symlink()
-    ]
-    return sorted(found, key=lambda one: re.split(f"{BACKUP}|{REPLACED}", one.name)[-1], reverse=True)[:_MAX_BACKUPS]
-
-
 def target_of(client: str, scope: Scope, home: Path, project: Path) -> tuple[ClientApp, Path]:
     """Return a client and its file, every link followed, which must stay below the home folder or the project.
 
@@ -232,8 +224,17 @@ def _without(text: str, client: ClientApp, names: Sequence[str], *, what: str) -
 
 def _backups_since_connect(path: Path, keep_in: Path | None, client: ClientApp) -> list[tuple[Path, str]]:
     """Return the backups since Kiwi was connected, the oldest first; only the first lacks Kiwi's entry."""
+    folders = dict.fromkeys((_backup_folder(path, keep_in), _backup_folder(path, None)))
+    backups = [
+        one
+        for folder, stem in folders
+        for mark in (BACKUP, REPLACED)
+        for one in folder.glob(f"{glob.escape(stem)}{mark}*")
+        if one.is_file() and not one.is_symlink()
+    ]
+    backups.sort(key=lambda one: re.split(f"{BACKUP}|{REPLACED}", one.name)[-1], reverse=True)
     found: list[tuple[Path, str]] = []
-    for backup in _backups(path, keep_in):
+    for backup in backups[:_MAX_BACKUPS]:
         try:
             text = read_text(backup) or ""
             has_entry = ENTRY in client.file.servers(text, what=str(backup))
@@ -263,19 +264,6 @@ def _with_entry(text: str, client: ClientApp, entry: JsonObject, *, what: str) -
     for word, value in entry.items():  # one by one, so that the order and the comments in it stay
         text = with_member(text, (*client.key, ENTRY, word), value, what=what)
     return text
-
-
-def _led_to(
-    now: str, backup: str, client: ClientApp, entry: JsonObject, table: Mapping[str, JsonObject]
-) -> tuple[str, ...] | None:
-    """Return the removed servers, if the present file is the backup without them and with Kiwi's entry."""
-    what = "the backup"
-    try:
-        missing = tuple(name for name in client.file.servers(backup, what=what) if name not in table)
-        made = _with_entry(_without(backup, client, missing, what=what), client, entry, what=what)
-    except Invalid:
-        return None
-    return missing if made == now else None
 
 
 def _texts(entry: JsonObject) -> Iterator[str]:

@@ -10,6 +10,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Literal
 
 from msgspec import Struct
@@ -63,33 +64,46 @@ class Text(Struct, frozen=True):
                 at = self._past_space(at + 1)
         return found, at
 
+    def _past_space(self, at: int) -> int:
+        found = _SPACE.match(self.plain, at)
+        return found.end() if found else at
+
+    def member(self, start: int, key: str) -> Member | None:
+        """Return the member with a key in the object that begins at a place."""
+        return next((one for one in self.members(start)[0] if one.key == key), None)
+
     def comma(self, start: int, end: int) -> int:
         """Return where a comma stands between two places outside comments; -1 where none does."""
         return self.uncommented.find(",", start, end)
 
     def indent(self, at: int) -> str:
         """Return the white space that the line of a place begins with."""
-        line = self.written.rfind("\n", 0, at) + 1
-        return self.written[line : self._past_blank(line)]
+        line = end = self.written.rfind("\n", 0, at) + 1
+        while self.written[end : end + 1] in {" ", "\t"}:
+            end += 1
+        return self.written[line:end]
 
     def begins_line(self, at: int) -> bool:
         """Whether nothing but white space stands before a place on a line that is not the first."""
         line = self.written.rfind("\n", 0, at) + 1
         return line > 0 and not self.written[line:at].strip()
 
-    def _past_space(self, at: int) -> int:
-        found = _SPACE.match(self.plain, at)
-        return found.end() if found else at
-
-    def _past_blank(self, at: int) -> int:
-        while self.written[at : at + 1] in {" ", "\t"}:
-            at += 1
-        return at
-
 
 def plain(text: str) -> str:
     """Return the text as plain JSON: comments and trailing commas blanked, every character in its place."""
-    return _COMMA.sub(_without_comma, _JSON_COMMENT.sub(_without_comment, text))
+    return _views(text)[1]
+
+
+def _views(text: str) -> tuple[str, str]:
+    """Return a text with its comments blanked, and one with trailing commas blanked as well."""
+
+    def without_comment(found: re.Match[str]) -> str:
+        token = found[0]
+        is_comment = token.startswith("//") or (token.startswith("/*") and token.endswith("*/") and len(token) > 3)  # noqa: PLR2004 - `/*/` is not closed
+        return _NOT_BREAK.sub(" ", token) if is_comment else token
+
+    uncommented = _JSON_COMMENT.sub(without_comment, text)
+    return uncommented, _COMMA.sub(lambda found: " " if found[0] == "," else found[0], uncommented)
 
 
 def read_object(text: str, *, what: str) -> JsonObject:
@@ -106,37 +120,27 @@ def read_object(text: str, *, what: str) -> JsonObject:
 def with_member(text: str, path: Sequence[str], value: Json, *, what: str) -> str:
     """Return the text with one member set to a value, and everything else as it was written."""
     read_object(text, what=what)
-    view, at = _open(text)
-    for depth, key in enumerate(path):
-        found, _ = view.members(at)
-        member = next((one for one in found if one.key == key), None)
-        if member is None:
-            for outer in reversed(path[depth + 1 :]):
-                value = {outer: value}
-            return _inserted(view, at, key, value)
-        if depth == len(path) - 1:
-            return _replaced(view, at, member, value)
-        if view.plain[member.value] != "{":
-            raise not_an_object(what, path[: depth + 1])
-        at = member.value
-    return text
+    view, at, depth = _holder(text, path)
+    member = view.member(at, path[depth])
+    if member is None:
+        for outer in reversed(path[depth + 1 :]):
+            value = {outer: value}
+        return _inserted(view, at, path[depth], value)
+    if depth < len(path) - 1:
+        raise not_an_object(what, path[: depth + 1])
+    known, _ = _DECODER.raw_decode(view.plain, member.value)
+    if known == value:
+        return view.written
+    written = _spelled(view, value, indent=view.indent(member.start), is_compact=_is_compact(view, at))
+    return view.written[: member.value] + written + view.written[member.end :]
 
 
 def without_member(text: str, path: Sequence[str], *, what: str) -> str:
     """Return the text without one member, and everything else as it was written."""
     read_object(text, what=what)
-    view, at = _open(text)
-    for depth, key in enumerate(path):
-        found, _ = view.members(at)
-        index = next((index for index, one in enumerate(found) if one.key == key), None)
-        if index is None:
-            return text
-        if depth == len(path) - 1:
-            return _removed(view, at, index)
-        if view.plain[found[index].value] != "{":
-            return text
-        at = found[index].value
-    return text
+    view, at, depth = _holder(text, path)
+    index = next((index for index, one in enumerate(view.members(at)[0]) if one.key == path[depth]), None)
+    return text if index is None or depth < len(path) - 1 else _removed(view, at, index)
 
 
 def not_an_object(what: str, path: Sequence[str]) -> InvalidManifest:
@@ -144,32 +148,22 @@ def not_an_object(what: str, path: Sequence[str]) -> InvalidManifest:
     return refuse(what, "is not an object", "Make it `{}`, or remove it.", place=".".join(path))
 
 
-def _open(text: str) -> tuple[Text, int]:
-    """Return the view of a text, made an empty object where it holds nothing, and where its object begins."""
+def _holder(text: str, path: Sequence[str]) -> tuple[Text, int, int]:
+    """Return the view of a text, where the innermost object on a path begins, and how many keys lead to it.
+
+    A text with nothing in it becomes an empty object.
+    """
     if not plain(text).strip(_BLANK):
         gap = "\n" if text.strip(_BLANK) and not text.endswith("\n") else ""  # it may end in a comment
         text = f"{text}{gap}{{}}\n"
-    uncommented = _JSON_COMMENT.sub(_without_comment, text)
-    view = Text(text, uncommented, _COMMA.sub(_without_comma, uncommented))
-    return view, view.plain.index("{")
-
-
-def _without_comment(found: re.Match[str]) -> str:
-    token = found[0]
-    is_comment = token.startswith("//") or (token.startswith("/*") and token.endswith("*/") and len(token) > 3)  # noqa: PLR2004 - `/*/` is not closed
-    return _NOT_BREAK.sub(" ", token) if is_comment else token
-
-
-def _without_comma(found: re.Match[str]) -> str:
-    return " " if found[0] == "," else found[0]
-
-
-def _replaced(view: Text, at: int, member: Member, value: Json) -> str:
-    known, _ = _DECODER.raw_decode(view.plain, member.value)
-    if known == value:
-        return view.written
-    written = _spelled(view, value, indent=view.indent(member.start), is_compact=_is_compact(view, at))
-    return view.written[: member.value] + written + view.written[member.end :]
+    view = Text(text, *_views(text))
+    at = view.plain.index("{")
+    for depth, key in enumerate(path[:-1]):
+        member = view.member(at, key)
+        if member is None or view.plain[member.value] != "{":
+            return view, at, depth
+        at = member.value
+    return view, at, len(path) - 1
 
 
 def _inserted(view: Text, at: int, key: str, value: Json) -> str:
@@ -179,7 +173,8 @@ def _inserted(view: Text, at: int, key: str, value: Json) -> str:
     # Behind the comments that follow the last member, which may be about it.
     place = end + len(text[end:close].rstrip())
     is_compact = _is_compact(view, at)
-    indent = _indent_of_member(view, at, found)
+    is_on_line = bool(found) and view.begins_line(found[-1].start)
+    indent = view.indent(found[-1].start) if is_on_line else view.indent(at) + _unit(view)
     lead = " " if is_compact else _break(text) + indent
     member = f"{json.dumps(key, ensure_ascii=False)}: {_spelled(view, value, indent=indent, is_compact=is_compact)}"
     closing = "" if is_compact or "\n" in text[place:close] else _break(text) + view.indent(at)
@@ -194,20 +189,16 @@ def _removed(view: Text, at: int, index: int) -> str:
     comma = view.comma(member.end, close if last else found[index + 1].start)
     end = comma + 1 if comma >= 0 else member.end
     start = len(text[: member.start].rstrip())
-    before = text[:start] if _is_code(view, start) else text[: member.start]
+    line = text.rfind("\n", 0, start) + 1
+    # A comment to the end of the line needs its line break.
+    is_code = "//" not in text[line:start] or view.uncommented[line:start] == text[line:start]
+    before = text[: start if is_code else member.start]
     if comma < 0 and index:
         spare = view.comma(found[index - 1].end, member.start)
         before = before[:spare] + before[spare + 1 :]
-    left, right = before, text[end:]
     if len(found) == 1 and not text[at + 1 : start].strip() and not text[end:close].strip():
-        left, right = text[: at + 1], text[close:]
-    return left + right
-
-
-def _is_code(view: Text, end: int) -> bool:
-    """Whether a place follows something else than a comment to the end of the line, which needs its line break."""
-    line = view.written.rfind("\n", 0, end) + 1
-    return "//" not in view.written[line:end] or view.uncommented[line:end] == view.written[line:end]
+        return text[: at + 1] + text[close:]
+    return before + text[end:]
 
 
 def _is_compact(view: Text, at: int) -> bool:
@@ -216,12 +207,6 @@ def _is_compact(view: Text, at: int) -> bool:
         return "\n" not in view.written[at:close]
     root = view.plain.index("{")
     return at != root and "\n" not in view.written.strip()
-
-
-def _indent_of_member(view: Text, at: int, found: Sequence[Member]) -> str:
-    if found and view.begins_line(found[-1].start):
-        return view.indent(found[-1].start)
-    return view.indent(at) + _unit(view)
 
 
 def _unit(view: Text) -> str:
@@ -255,13 +240,9 @@ class ClientFile(Struct, frozen=True):
     key: tuple[str, ...]
     is_list: bool = False
 
-    def root(self, text: str, *, what: str) -> JsonObject:
-        """Return everything that a file holds."""
-        return read_text_as(self.format, text, what=what)
-
     def servers(self, text: str, *, what: str) -> dict[str, JsonObject]:
         """Return the servers of a file, by name."""
-        holder: Json = self.root(text, what=what)
+        holder: Json = read_text_as(self.format, text, what=what)
         for depth, key in enumerate(self.key):
             if (inner := as_object(holder).get(key)) is None:
                 return {}
@@ -269,7 +250,9 @@ class ClientFile(Struct, frozen=True):
                 raise not_an_object(what, self.key[: depth + 1])
             holder = inner
         if self.is_list:
-            return {as_text(as_object(one).get("name")): _unnamed(as_object(one)) for one in as_list(holder)}
+            listed = [as_object(one) for one in as_list(holder)]
+            unnamed = [{word: value for word, value in one.items() if word != "name"} for one in listed]
+            return {as_text(one.get("name")): words for one, words in zip(listed, unnamed, strict=True)}
         return {name: as_object(words) for name, words in as_object(holder).items()}
 
     def with_server(self, text: str, name: str, words: JsonObject, *, what: str) -> str:
@@ -326,10 +309,6 @@ def format_of(name: str) -> Format:
     return endings.get(name.rpartition(".")[2].lower(), "json")
 
 
-def _unnamed(words: JsonObject) -> JsonObject:
-    return {word: value for word, value in words.items() if word != "name"}
-
-
 def _joined(text: str, block: Sequence[str], *, gap: bool) -> str:
     lead = text if not text or text.endswith("\n") else f"{text}\n"
     return f"{lead}{chr(10) if gap and lead.strip() else ''}{''.join(f'{line}{chr(10)}' for line in block)}"
@@ -337,14 +316,12 @@ def _joined(text: str, block: Sequence[str], *, gap: bool) -> str:
 
 def _toml_added(text: str, file: ClientFile, name: str, words: JsonObject) -> str:
     path = ".".join(_toml_key(part) for part in (*file.key, name))
-    tables = {word: value for word, value in words.items() if isinstance(value, Mapping)}
-    block = [
-        f"[{path}]",
-        *(f"{_toml_key(word)} = {_toml(value)}" for word, value in words.items() if word not in tables),
-    ]
+    tables = {word: as_object(value) for word, value in words.items() if isinstance(value, Mapping)}
+    block = [f"[{path}]"]
+    block += [f"{_toml_key(word)} = {_toml(value)}" for word, value in words.items() if word not in tables]
     for word, table in tables.items():
         block += ["", f"[{path}.{_toml_key(word)}]"]
-        block += [f"{_toml_key(inner)} = {_toml(value)}" for inner, value in as_object(table).items()]
+        block += [f"{_toml_key(inner)} = {_toml(value)}" for inner, value in table.items()]
     return _joined(text, block, gap=True)
 
 
@@ -407,10 +384,13 @@ def _yaml_removed(text: str, file: ClientFile, name: str) -> str:
     if at is None:
         return text
     end = _yaml_end(lines, at, is_list=file.is_list)
-    starts = [place for place in range(at + 1, end) if _yaml_indent(lines[place]) == _yaml_first(lines, at, end)]
-    for number, start in enumerate(starts):
-        after = starts[number + 1] if number + 1 < len(starts) else end
-        if _yaml_name(lines[start:after], is_list=file.is_list) == name:
+    depths = {place: depth for place in range(at + 1, end) if (depth := _yaml_indent(lines[place])) >= 0}
+    starts = [place for place, depth in depths.items() if depth == next(iter(depths.values()))]
+    for start, following in pairwise((*starts, end)):
+        value = read_yaml("\n".join(lines[start:following]), what="the server").value
+        known = as_text(as_object(next(iter(as_list(value)), None)).get("name"))
+        if name == (known if file.is_list else next(iter(as_object(value)), "")):
+            after = following
             while after > start + 1 and lines[after - 1].lstrip()[:1] in {"", "#"}:
                 after -= 1  # a comment before the next server is about that one
             rest = [*lines[:start], *lines[after:]]
@@ -445,18 +425,6 @@ def _yaml_indent(line: str) -> int:
     return len(line) - len(line.lstrip()) if line.strip() and not line.lstrip().startswith("#") else -1
 
 
-def _yaml_first(lines: Sequence[str], at: int, end: int) -> int:
-    return next((depth for line in lines[at + 1 : end] if (depth := _yaml_indent(line)) >= 0), -2)
-
-
-def _yaml_name(lines: Sequence[str], *, is_list: bool) -> str:
-    """Return the name of the server that some lines describe."""
-    value = read_yaml("\n".join(lines), what="the server").value
-    if is_list:
-        return as_text(as_object(as_list(value)[0]).get("name")) if as_list(value) else ""
-    return next(iter(as_object(value)), "")
-
-
 def _yaml_block(file: ClientFile, name: str, words: JsonObject, indent: str) -> list[str]:
     """Return the lines of a server; values are written as JSON, which YAML reads as well."""
     pairs = [f"{_yaml_key(word)}: {json.dumps(value, ensure_ascii=False)}" for word, value in words.items()]
@@ -479,11 +447,7 @@ def masked(text: str, kind: Format, shown: frozenset[str]) -> str:
     if kind == "yaml":
         return "".join(_masked_line(line, shown) for line in text.splitlines(keepends=True))
     own = {json.dumps(word, ensure_ascii=False) for word in shown}
-
-    def mask(found: re.Match[str]) -> str:
-        return found[0] if found[2] or found[1] in own or found[3] in shown else '"…"'
-
-    text = _STRING.sub(mask, text)
+    text = _STRING.sub(lambda found: found[0] if found[2] or found[1] in own or found[3] in shown else '"…"', text)
     return _COMMENT.sub(r"\1# …", text) if kind == "toml" else text
 
 

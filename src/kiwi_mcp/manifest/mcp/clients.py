@@ -21,10 +21,10 @@ from kiwi_mcp.domain.errors import InvalidRequest, TooLarge
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.manifest.mcp.client_format import MAX_BYTES, ClientFile, Format, format_of, plain, read_text_as
-from kiwi_mcp.manifest.mcp.references import ImportFindings
 from kiwi_mcp.manifest.mcp.server_entry import (
     EntryOrigin,
     ImportedServers,
+    ImportFindings,
     ServerDraft,
     draft_server,
     id_for,
@@ -180,15 +180,6 @@ def _ends_with(path: Path, place: str) -> bool:
     return path.parts[-len(parts) :] == parts
 
 
-class _Entry(Struct, frozen=True):
-    """A server as a configuration describes it."""
-
-    name: str
-    words: JsonObject
-    project: str = ""
-    is_disabled: bool = False
-
-
 def read_configuration(
     path: Path, *, home: Path | None = None, project: Path | None = None, taken: Collection[str] = ()
 ) -> ImportedServers:
@@ -218,10 +209,15 @@ def read_servers(
     used = set(taken)
     servers: list[ServerDraft] = []
     entries = list(_entries(root))
-    for entry in entries[:_MAX_SERVERS]:
-        if (draft := _draft(entry, findings, origin, used)) is not None:
-            used.add(draft.tool_id)
-            servers.append(draft)
+    for name, words, project, is_off in entries[:_MAX_SERVERS]:
+        if not words:
+            findings.issues.append(Issue(name, "is not an object", "Write the server as `{ … }`."))
+            continue
+        local = EntryOrigin(origin.title, origin.home, Path(project)) if project else origin
+        tool_id = id_for(name, used)
+        if (manifest := draft_server(name, words, findings, origin=local, tool_id=tool_id)) is not None:
+            used.add(tool_id)
+            servers.append(ServerDraft(name, manifest, is_off or is_disabled(words), project))
     if len(entries) > _MAX_SERVERS:
         findings.issues.append(Issue("", f"more than {_MAX_SERVERS:,} servers", "Import them in parts."))
     if not entries:
@@ -230,37 +226,22 @@ def read_servers(
     return ImportedServers(tuple(servers), tuple(findings.issues), dict(findings.secrets), dict(findings.variables))
 
 
-def _draft(entry: _Entry, findings: ImportFindings, origin: EntryOrigin, used: Collection[str]) -> ServerDraft | None:
-    if not entry.words:
-        findings.issues.append(Issue(entry.name, "is not an object", "Write the server as `{ … }`."))
-        return None
-    local = origin if not entry.project else EntryOrigin(origin.title, origin.home, Path(entry.project))
-    tool_id = id_for(entry.name, used)
-    manifest = draft_server(entry.name, entry.words, findings, origin=local, tool_id=tool_id)
-    if manifest is None:
-        return None
-    return ServerDraft(entry.name, manifest, entry.is_disabled or is_disabled(entry.words), entry.project)
+def _entries(root: JsonObject) -> Iterator[tuple[str, JsonObject, str, bool]]:
+    """Yield every server: name, words, the one project that has it, and whether the client has it switched off.
 
-
-def _entries(root: JsonObject) -> Iterator[_Entry]:
-    """Give every server of a configuration: the user's, then those the client keeps for single projects."""
+    Those of the user come first, then those that the client keeps for single projects.
+    """
     disabled = _disabled(root)
     tables = [("", _table(root), disabled)]
     for project, words in as_object(root.get("projects")).items():
         inner = as_object(words)
         tables.append((project, inner.get("mcpServers"), disabled | _disabled(inner)))
     for project, table, off in tables:
-        for name, words in _named(table):
+        # In a list each server has a `name`.
+        listed = [(as_text(as_object(words).get("name")) or "server", words) for words in as_list(table)]
+        for name, words in listed or as_object(table).items():
             if as_text(as_object(words).get("type")) not in _BUILT_IN:
-                yield _Entry(name, _usual_words(as_object(words)), project, name in off)
-
-
-def _named(table: Json) -> Iterator[tuple[str, Json]]:
-    """Yield the servers of a table, or of a list in which each has a `name`."""
-    if isinstance(table, list | tuple):
-        yield from ((as_text(as_object(words).get("name")) or "server", words) for words in table)
-    else:
-        yield from as_object(table).items()
+                yield name, _usual_words(as_object(words)), project, name in off
 
 
 def _usual_words(words: JsonObject) -> JsonObject:
@@ -299,13 +280,10 @@ _REFERENCE = re.compile(r"^\$([A-Z][A-Z0-9_]*)$|(?<!\$)\{env:([A-Za-z_][A-Za-z0-
 
 def _referred(values: Mapping[str, Json]) -> JsonObject:
     """Return values in which the variables of Gemini CLI (`$NAME`) and opencode (`{env:NAME}`) are `${NAME}`."""
-
-    def refer(value: Json) -> Json:
-        if not isinstance(value, str):
-            return value
-        return _REFERENCE.sub(lambda found: f"${{{found[1] or found[2]}}}", value)
-
-    return {name: refer(value) for name, value in values.items()}
+    return {
+        name: _REFERENCE.sub(lambda found: f"${{{found[1] or found[2]}}}", value) if isinstance(value, str) else value
+        for name, value in values.items()
+    }
 
 
 def _table(root: JsonObject) -> Json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -92,8 +92,19 @@ class ServerCommand(Struct, frozen=True):
 def unwrap(launch: ServerCommand) -> ServerCommand:
     """Return the same command without its wrappers: one line for a shell, `cmd /c`, `sh -c`, `env`."""
     for _ in range(4):
-        inner = _unwrapped(launch)
-        if inner == launch:
+        command, args, program = launch.command, launch.args, launch.program
+        inner: ServerCommand | None = None
+        if not args and re.search(r"\s", command.strip()) and not _ROOTED.match(command.strip()):
+            inner = _split(launch, command) or ServerCommand("sh", ("-c", command), launch.env)
+        elif program.lower() == "cmd" and args and args[0].lower() in {"/c", "/k"}:
+            inner = _split(launch, args[1]) if len(args) == 2 else _start(launch, args[1:])  # noqa: PLR2004 - one line
+        elif program in _SHELLS and len(args) > 1 and re.fullmatch(r"-[lic]*c", args[-2]):
+            inner = _split(launch, args[-1])
+        elif program == "env" and args and not args[0].startswith("-"):
+            inner = _start(launch, args)
+        elif command != program and _WINDOWS_SUFFIX.search(command) and not re.search(r"[\\/]", command):
+            inner = replace(launch, command=program)
+        if inner is None or inner == launch:
             break
         launch = inner
     return launch
@@ -125,22 +136,6 @@ def image_of(launch: ServerCommand) -> str:
     lead = _FETCHERS.get(launch.program)
     is_container = lead is not None and launch.program in _IMAGES and launch.args[: len(lead)] == lead
     return _package(launch.args[1:]) if is_container else ""
-
-
-def _unwrapped(launch: ServerCommand) -> ServerCommand:
-    command, args = launch.command, launch.args
-    if not args and re.search(r"\s", command.strip()) and not _ROOTED.match(command.strip()):
-        return _split(launch, command) or ServerCommand("sh", ("-c", command), launch.env)
-    if launch.program.lower() == "cmd" and args and args[0].lower() in {"/c", "/k"}:
-        line = args[1:]
-        return (_split(launch, line[0]) if len(line) == 1 else _start(launch, line)) or launch
-    if launch.program in _SHELLS and len(args) > 1 and re.fullmatch(r"-[lic]*c", args[-2]):
-        return _split(launch, args[-1]) or launch
-    if launch.program == "env" and args and not args[0].startswith("-"):
-        return _start(launch, args) or launch
-    if command != launch.program and _WINDOWS_SUFFIX.search(command) and not re.search(r"[\\/]", command):
-        return replace(launch, command=launch.program)
-    return launch
 
 
 def _split(launch: ServerCommand, line: str) -> ServerCommand | None:
@@ -189,16 +184,13 @@ class PackageCommand(Struct, frozen=True):
 
 def package_command(command: str, args: Sequence[str]) -> PackageCommand | None:
     """Return the package that a command fetches from the user's index; None if it fetches none."""
-    for runner in _RUNNERS.get(PurePosixPath(command).name, ()):
-        if tuple(args[: len(runner.lead)]) == runner.lead:
-            return _read_package(runner, args[len(runner.lead) :])
-    return None
-
-
-def _read_package(runner: _Runner, words: Sequence[str]) -> PackageCommand | None:
+    runners = _RUNNERS.get(PurePosixPath(command).name, ())
+    runner = next((one for one in runners if tuple(args[: len(one.lead)]) == one.lead), None)
+    if runner is None:
+        return None
     found: list[str] = []
     others: list[str] = []
-    rest = list(words)
+    rest = list(args[len(runner.lead) :])
     while rest and rest[0].startswith("-"):
         option, mark, value = rest.pop(0).partition("=")
         if option in _QUIET:
@@ -211,10 +203,9 @@ def _read_package(runner: _Runner, words: Sequence[str]) -> PackageCommand | Non
     if not rest:
         return None
     program, *arguments = rest
-    packages = [_requirement(runner.kind, text) for text in (*(found or [program]), *others)]
-    if not all(packages):
+    wanted = tuple(_requirement(runner.kind, text) for text in (*(found or [program]), *others))
+    if not all(wanted):
         return None
-    wanted = tuple(map(str, packages))
     own = program if found else "" if runner.kind == "node" else re.split(r"[@=<>!~\[ ]", program, maxsplit=1)[0]
     return PackageCommand(runner.kind, wanted, own, tuple(arguments))
 
@@ -278,15 +269,13 @@ def server_in(config: JsonObject) -> KnownServer | None:
 
 def hosts_named(args: Iterable[str], env: Mapping[str, str]) -> tuple[str, ...]:
     """Return the hosts of the addresses among a server's arguments and variables."""
-    return tuple(dict.fromkeys(host for word in (*args, *env.values()) for host in _hosts(word)))
-
-
-def _hosts(word: str) -> Iterator[str]:
-    for found in _ADDRESS.findall(word):
+    hosts: dict[str, None] = {}
+    for found in (found for word in (*args, *env.values()) for found in _ADDRESS.findall(word)):
         try:
             address = urlsplit(found)
             host, port = address.hostname, address.port or _PORTS.get(address.scheme.lower())
         except ValueError:
             continue
         if host and "$" not in host:
-            yield f"{host}:{port}" if port else host
+            hosts[f"{host}:{port}" if port else host] = None
+    return tuple(hosts)

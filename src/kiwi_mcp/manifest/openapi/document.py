@@ -9,12 +9,11 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from msgspec import Struct
 
-from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest
-from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.names import Version, is_tool_id, unused_name
 from kiwi_mcp.domain.patterns import lazy_pattern
-from kiwi_mcp.manifest.document import read_json
+from kiwi_mcp.manifest.document import read_json, refuse
 from kiwi_mcp.manifest.yaml import read_yaml
 
 MAX_BYTES = 16_000_000
@@ -104,24 +103,19 @@ class Api(Struct, frozen=True):
 def read_api(text: str, *, what: str) -> Api:
     """Return the OpenAPI 3.0 or 3.1 document a text holds, in JSON or YAML."""
     read = read_json if text.lstrip("\ufeff \t\r\n")[:1] in {"{", "["} else read_yaml
-    root = read(text, what=what, max_bytes=MAX_BYTES, max_nodes=MAX_NODES, max_depth=MAX_DEPTH).value
-    if fault := _fault(root):
-        raise InvalidManifest(what, [fault])
-    return Api(as_object(root))
-
-
-def _fault(root: Json) -> Issue | None:
-    words = as_object(root)
+    words = as_object(read(text, what=what, max_bytes=MAX_BYTES, max_nodes=MAX_NODES, max_depth=MAX_DEPTH).value)
+    fix = "Pass an OpenAPI 3.0 or 3.1 document."
     if "swagger" in words:
         fix = "Convert it to OpenAPI 3 first, with a converter such as swagger2openapi."
-        return Issue("swagger", f"Swagger {words['swagger']} is not read", fix)
+        raise refuse(what, f"Swagger {words['swagger']} is not read", fix, place="swagger")
     if "openapi" not in words:
-        return Issue("openapi", "is missing: this is not an OpenAPI document", "Pass an OpenAPI 3.0 or 3.1 document.")
+        raise refuse(what, "is missing: this is not an OpenAPI document", fix, place="openapi")
     if not _SPOKEN.fullmatch(str(words["openapi"])):
-        return Issue("openapi", f"version {words['openapi']!s:.40} is not read", "Pass an OpenAPI 3.0 or 3.1 document.")
+        raise refuse(what, f"version {words['openapi']!s:.40} is not read", fix, place="openapi")
     if not isinstance(words.get("paths"), Mapping) or not words["paths"]:
-        return Issue("paths", "is empty: there is nothing to call", "Pass a document that describes requests.")
-    return None
+        fix = "Pass a document that describes requests."
+        raise refuse(what, "is empty: there is nothing to call", fix, place="paths")
+    return Api(words)
 
 
 # Neither `$` nor braces are among them: a literal text can then make no placeholder and no variable.
@@ -134,7 +128,7 @@ _PLACE = lazy_pattern(r"\{([^{}/]+)\}")
 def server_url(api: Api, operation: Operation, base_url: str | None) -> str:
     """Return the address an operation's path is added to; `base_url`, where given, takes its place."""
     own = as_list(operation.words.get("servers")) or as_list(operation.shared.get("servers"))
-    urls = [_substituted(server) for server in own or as_list(api.root.get("servers"))]
+    urls = [_substituted(as_object(server)) for server in own or as_list(api.root.get("servers"))]
     if base_url is not None:
         base = absolute(base_url)
         if not base:
@@ -179,14 +173,11 @@ def path_names(path: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_PLACE.findall(path.partition("#")[0])))
 
 
-def _substituted(server: Json) -> str:
+def _substituted(server: JsonObject) -> str:
     """Return the server's address with its variables at their defaults."""
-    words = as_object(server)
-    defaults = {
-        name: str(as_object(variable).get("default", f"{{{name}}}"))
-        for name, variable in as_object(words.get("variables")).items()
-    }
-    return _PLACE.sub(lambda place: defaults.get(place[1], place[0]), as_text(words.get("url")))
+    variables = as_object(server.get("variables"))
+    defaults = {name: str(as_object(one).get("default", f"{{{name}}}")) for name, one in variables.items()}
+    return _PLACE.sub(lambda place: defaults.get(place[1], place[0]), as_text(server.get("url")))
 
 
 MAX_ID = 120
@@ -203,6 +194,8 @@ _FILLER = {
     "documentation", "docs", "reference", "description", "schema", "example", "sample", "simple",
     "v1", "v2", "v3", "v4",
 }  # fmt: skip
+_INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn"}
+"""The categories of characters that cannot be seen."""
 
 
 def snake(text: str) -> str:
@@ -260,23 +253,13 @@ def sentence(*texts: Json, limit: int) -> str:
     """Return the first paragraphs of texts as one line, without what cannot be seen, cut at a word."""
     said: list[str] = []
     for text in texts:
-        line = " ".join(_visible(_first_paragraph(text)).split()) if isinstance(text, str) else ""
+        # No more than this is ever shown, and a paragraph of a megabyte is not worth splitting.
+        paragraph = re.split(r"\n[ \t\r]*\n", as_text(text)[:4_000].strip(), maxsplit=1)[0]
+        spaced = (" " if one in "\t\r\n" else one for one in paragraph)
+        line = " ".join("".join(one for one in spaced if unicodedata.category(one) not in _INVISIBLE).split())
         if line and not any(line.rstrip(".") in earlier for earlier in said):
             said.append(line if line.endswith((".", "!", "?", ":")) else f"{line}.")
     whole = " ".join(said)
     if len(whole) <= limit:
         return whole
     return f"{whole[: limit - 1].rpartition(' ')[0] or whole[: limit - 1]}…"
-
-
-def _first_paragraph(text: str) -> str:
-    # No more than this is ever shown, and a paragraph of a megabyte is not worth splitting.
-    return re.split(r"\n[ \t\r]*\n", text[:4_000].strip(), maxsplit=1)[0]
-
-
-def _visible(text: str) -> str:
-    return "".join(
-        " " if character in "\t\r\n" else character
-        for character in text
-        if character in "\t\r\n" or unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Co", "Cn"}
-    )

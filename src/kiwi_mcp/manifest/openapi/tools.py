@@ -1,20 +1,26 @@
-"""Operations of a document as manifests of API tools, with credentials."""
+"""Operations of a document as manifests of API tools: stand-alone schemas, parameters, bodies and credentials."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from urllib.parse import quote
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
+from kiwi_mcp.domain.names import unused_name
 from kiwi_mcp.manifest.json_schema import schema_faults
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.openapi.document import (
     Api,
     Operation,
     Unsupported,
+    parameter_name,
+    path_names,
     path_template,
     read_api,
     semantic,
@@ -25,19 +31,379 @@ from kiwi_mcp.manifest.openapi.document import (
     tool_ids,
     variable_name,
 )
-from kiwi_mcp.manifest.openapi.parameters import (
-    Body,
-    RequestParameter,
-    Schemas,
-    SchemaTooLarge,
-    accepted,
-    body_of,
-    is_header,
-    is_wire_name,
-    named,
-    slots_of,
-    template,
-)
+
+MAX_NODES = 4_000
+MAX_ENUM = 300
+MAX_DESCRIPTION = 300
+
+_MAX_REFERENCES = 32
+_MAX_PATTERN = 300
+_MAX_NUMBER = 2**53 - 1
+_TYPES = {"string", "number", "integer", "boolean", "array", "object", "null"}
+_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_BESIDE_A_REFERENCE = {"$ref", "description", "summary", "title", "default", "example", "examples", "deprecated"}
+
+
+class SchemaTooLarge(Exception):
+    """A schema that grows over the limit when its references are put in."""
+
+
+class Schemas(Struct):
+    """Expands the schemas of one tool, down to a depth, counting what it makes.
+
+    A deeper schema, a recursive one, or one in another document accepts any value. A `default` becomes a sentence: sent
+    along with an update, it would overwrite fields that the caller did not mention.
+    """
+
+    api: Api
+    depth: int
+    made: int = 0
+
+    def expand(self, node: Json, *, deeper: int = 0) -> dict[str, Json]:
+        """Return a schema that refers to nothing outside itself, `deeper` than others of the tool."""
+        return self._expand(node, self.depth + deeper, ())
+
+    def _expand(self, node: Json, depth: int, seen: tuple[str, ...]) -> dict[str, Json]:
+        self.made += 1
+        if self.made > MAX_NODES:
+            raise SchemaTooLarge
+        words = as_object(node)
+        if "$ref" in words:
+            return self._referred(words, depth, seen)
+        schema = _simple_keywords(words)
+        if depth > 0:
+            schema = {**self._nested(words, depth - 1, seen), **schema}
+        if words.get("nullable") is True:
+            if kinds := types_of(schema):
+                schema["type"] = [*sorted(kinds - {"null"}), "null"]
+            if isinstance(values := schema.get("enum"), list) and None not in values:
+                schema["enum"] = [*values, None]
+            if isinstance(forms := schema.get("anyOf"), list):
+                schema["anyOf"] = [*forms, {"type": "null"}]
+        return schema
+
+    def _referred(self, words: JsonObject, depth: int, seen: tuple[str, ...]) -> dict[str, Json]:
+        reference = as_text(words["$ref"])
+        name = sentence(reference.rpartition("/")[2], limit=60).rstrip(".")
+        if reference in seen or len(seen) > _MAX_REFERENCES:
+            return {"description": f"Another `{name}`; any value is accepted here."}
+        target = self.api.find(reference)
+        if not isinstance(target, Mapping):
+            return {"description": f"A `{name}`, which the document does not define; any value is accepted here."}
+        if words.keys() <= _BESIDE_A_REFERENCE:
+            schema = self._expand(target, depth, (*seen, reference))
+            return {**schema, **_described(words)}
+        beside = {word: value for word, value in words.items() if word != "$ref"}
+        parts = [self._expand(target, depth, (*seen, reference)), self._expand(beside, depth, seen)]
+        return _merged(_described(words), parts)
+
+    def _nested(self, words: JsonObject, depth: int, seen: tuple[str, ...]) -> dict[str, Json]:
+        schema: dict[str, Json] = {}
+        properties: dict[str, Json] = {
+            name: self._expand(inner, depth, seen)
+            for name, inner in as_object(words.get("properties")).items()
+            if not (as_object(inner).get("readOnly") is True or self.api.follow(inner).get("readOnly") is True)
+        }
+        if properties:
+            schema["properties"] = properties
+        required = [name for name in as_list(words.get("required")) if isinstance(name, str) and name in properties]
+        if required:
+            schema["required"] = required
+        match words.get("additionalProperties"):
+            case Mapping() as inner:
+                schema["additionalProperties"] = self._expand(inner, depth, seen) or True
+            case False if "patternProperties" in words:
+                pass
+            case bool() as is_open:
+                schema["additionalProperties"] = is_open
+        if isinstance(words.get("items"), Mapping):
+            schema["items"] = self._expand(words["items"], depth, seen)
+        for choice in ("anyOf", "oneOf"):
+            # One of several loosened forms may be none: several of them can fit at once.
+            forms = [self._expand(form, depth, seen) for form in as_list(words.get(choice))]
+            if forms and all(form.keys() - {"description"} for form in forms):
+                schema["anyOf"] = forms
+        parts = [self._expand(part, depth, seen) for part in as_list(words.get("allOf"))]
+        return _merged(schema, parts) if parts else schema
+
+
+def types_of(schema: JsonObject) -> set[str]:
+    """Return the types a schema names; empty where it names none."""
+    written = schema.get("type")
+    return {written} if isinstance(written, str) else {kind for kind in as_list(written) if isinstance(kind, str)}
+
+
+def described(schema: JsonObject, *notes: Json) -> dict[str, Json]:
+    """Return a schema with notes as its description."""
+    said = sentence(*notes, limit=MAX_DESCRIPTION)
+    return {**schema, "description": said} if said else dict(schema)
+
+
+def _simple_keywords(words: JsonObject) -> dict[str, Json]:
+    """Return the words of a schema that hold no other schema, where they are well formed."""
+    schema: dict[str, Json] = {}
+    if kinds := sorted(types_of(words) & _TYPES):
+        schema["type"] = kinds[0] if len(kinds) == 1 else kinds
+    elif "properties" in words and "type" not in words:
+        schema["type"] = "object"
+    if 0 < len(values := as_list(words.get("enum"))) <= MAX_ENUM:
+        schema["enum"] = values
+    if "const" in words:
+        schema["const"] = words["const"]
+    if isinstance(words.get("format"), str):
+        schema["format"] = as_text(words["format"])[:40]
+    if words.get("uniqueItems") is True:
+        schema["uniqueItems"] = True
+    schema |= {word: words[word] for word in _COUNTS if _is_number(words.get(word), least=0)}
+    found = {word: words[word] for word in _NUMBERS if _is_number(words.get(word))}
+    for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if words.get(exclusive) is True and bound in found:
+            # In OpenAPI 3.0 it is a flag beside the bound.
+            found[exclusive] = found.pop(bound)
+    pattern = words.get("pattern")
+    if isinstance(pattern, str) and len(pattern) <= _MAX_PATTERN and not schema_faults({"pattern": pattern}, ""):
+        found["pattern"] = pattern
+    return schema | found | _described(words)
+
+
+def _described(words: JsonObject) -> dict[str, Json]:
+    default = words.get("default")
+    note = f"Default: {compact(default)}"[:80] if default not in (None, "", [], {}) else ""
+    return described({}, words.get("description"), note)
+
+
+def _merged(own: JsonObject, parts: Iterable[JsonObject]) -> dict[str, Json]:
+    """All of several schemas as one; where two say different things, the first is kept."""
+    merged: dict[str, Json] = {}
+    properties: dict[str, Json] = {}
+    required: dict[Json, None] = {}
+    for part in (own, *parts):
+        merged = {**merged, **part, **merged}
+        properties = {**properties, **as_object(part.get("properties")), **properties}
+        required |= dict.fromkeys(as_list(part.get("required")))
+    # A part that closes itself does not know the properties of the others.
+    merged.pop("additionalProperties", None)
+    return merged | ({"properties": properties} if properties else {}) | ({"required": [*required]} if required else {})
+
+
+def _is_number(value: Json, least: float = -_MAX_NUMBER) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= _MAX_NUMBER
+
+
+_WIRE = re.compile(r"[^\x00-\x1f\x7f{}]{1,200}")
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,200}", re.ASCII)
+# OpenAPI says the first three are described elsewhere; the rest belong to the connection.
+_NOT_SETTABLE = {
+    "accept", "content-type", "authorization", "cookie", "host", "content-length", "connection", "transfer-encoding",
+    "te", "trailer", "upgrade", "expect",
+}  # fmt: skip
+_PLACES = ("path", "query", "header", "cookie")
+_SEPARATORS = {"spaceDelimited": "spaces", "pipeDelimited": "`|`"}
+
+
+class RequestParameter(Struct, frozen=True):
+    """One value of a request: where it goes, under which name of the wire, and what it may be."""
+
+    where: str
+    wire: str
+    schema: JsonObject
+    is_required: bool
+    style: str = ""
+    name: str = ""
+
+    @property
+    def text(self) -> str:
+        """The slot as a template writes it."""
+        return f"{{{self.name}}}"
+
+    @property
+    def text_in_path(self) -> str:
+        """The slot as the path of a URL writes it."""
+        match self.style:
+            case "label":
+                return f".{self.text}"
+            case "matrix":
+                return f";{quote(self.wire, safe='')}={self.text}"
+            case _:
+                return self.text
+
+
+def named(slots: Iterable[RequestParameter]) -> tuple[RequestParameter, ...]:
+    """Return the slots with names no two of which are alike; the earlier keeps the plain one."""
+    taken: dict[str, RequestParameter] = {}
+    for slot in slots:
+        plain = parameter_name(slot.wire)
+        name = unused_name(plain if plain not in taken else f"{slot.where}_{plain}", taken)
+        taken[name] = replace(slot, name=name)
+    return tuple(taken.values())
+
+
+def is_header(name: str) -> bool:
+    """Whether a text can be the name of a header that a tool may send."""
+    return _TOKEN.fullmatch(name) is not None and name.lower() not in _NOT_SETTABLE - {"authorization"}
+
+
+def is_wire_name(name: str) -> bool:
+    """Whether a text can stand as a name in a template: it has no braces, so it means only itself."""
+    return _WIRE.fullmatch(name) is not None
+
+
+def slots_of(api: Api, operation: Operation, schemas: Schemas) -> list[RequestParameter]:
+    """Return the parameters of an operation, those of the path first."""
+    declared: dict[tuple[str, str], JsonObject] = {}
+    for node in (*as_list(operation.shared.get("parameters")), *as_list(operation.words.get("parameters"))):
+        parameter = api.follow(node)
+        where, wire = as_text(parameter.get("in")), as_text(parameter.get("name"))
+        if where not in _PLACES or not wire:
+            raise Unsupported("a parameter cannot be read", "Give each parameter `name` and `in`, in this document.")
+        declared[where, wire] = parameter
+    found = [slot for parameter in declared.values() for slot in _slots(parameter, operation, schemas)]
+    in_path = {slot.wire: slot for slot in found if slot.where == "path"}
+    places = path_names(operation.path)
+    # A placeholder in the path must be filled even if no parameter declares it.
+    path = [in_path.get(wire, RequestParameter("path", wire, {"type": "string"}, is_required=True)) for wire in places]
+    return [*path, *(slot for where in ("query", "header") for slot in found if slot.where == where)]
+
+
+def _slots(parameter: JsonObject, operation: Operation, schemas: Schemas) -> Iterator[RequestParameter]:
+    where, wire, style = as_text(parameter["in"]), as_text(parameter["name"]), as_text(parameter.get("style"))
+    is_required = parameter.get("required") is True or where == "path"
+    if where == "header" and wire.lower() in _NOT_SETTABLE:
+        return
+    if where == "cookie" or not is_wire_name(wire) or (where == "header" and not is_header(wire)):
+        if is_required and (where != "path" or wire in path_names(operation.path)):
+            raise Unsupported(f"it needs the {where} parameter {wire[:80]!r}", "Write this tool by hand.")
+        return
+    content = as_object(parameter.get("content"))
+    node = as_object(next(iter(content.values()), {})).get("schema") if content else parameter.get("schema")
+    expanded = schemas.expand(node)
+    schema = described(expanded, parameter.get("description"), expanded.get("description"))
+    is_form = where == "query" and style in {"", "form"} and parameter.get("explode") is not False
+    properties = as_object(schema.get("properties"))
+    is_spread = is_form or (where == "query" and style == "deepObject")
+    if not (is_spread and properties and "content" not in parameter):
+        yield _spelled(RequestParameter(where, wire, schema, is_required, style), parameter, is_form=is_form)
+        return
+    # An object goes into the query as a pair for each of its properties.
+    required = as_list(schema.get("required")) if is_required else ()
+    for name, inner in properties.items():
+        key = f"{wire}[{name}]" if style == "deepObject" else name
+        if is_wire_name(key):
+            yield RequestParameter("query", key, as_object(inner), name in required)
+
+
+def _spelled(slot: RequestParameter, parameter: JsonObject, *, is_form: bool) -> RequestParameter:
+    """Return the slot with a schema of values that a template writes as the document asks."""
+    kinds = types_of(slot.schema)
+    if "content" in parameter:
+        # A list would become several pairs, and text would lose its quotation marks.
+        is_as_written, note = kinds and not kinds & {"string", "array"}, "Written as JSON text"
+    else:
+        is_as_written = not kinds & {"array", "object"} or (is_form and "array" in kinds)
+        between = _SEPARATORS.get(slot.style, "commas")
+        note = f"Several values are written as one text, with {between} between them"
+    if is_as_written:
+        return slot
+    return replace(slot, schema=described({"type": "string"}, slot.schema.get("description"), note))
+
+
+def template(slots: Iterable[RequestParameter], where: str) -> Mapping[str, Json]:
+    """Return the words of a template for one place: each name of the wire with the value that fills it."""
+    return {slot.wire: slot.text for slot in slots if slot.where == where}
+
+
+FORM = "application/x-www-form-urlencoded"
+JSON = "application/json"
+_ANY_JSON = {JSON, "*/*", "application/*"}
+
+_MAX_PROPERTIES = 100
+_TEXTS = {"application/xml", "application/yaml", "application/x-yaml", "application/graphql", "application/x-ndjson"}
+
+
+class Body(Struct, frozen=True):
+    """How a request's body is made: its media type, its slots, and whether one slot is all of it."""
+
+    media: str
+    slots: tuple[RequestParameter, ...]
+    is_whole: bool
+
+    @property
+    def headers(self) -> JsonObject:
+        """What must be said about the body; an object goes as JSON without saying."""
+        media = JSON if self.media in _ANY_JSON else self.media
+        return {"Content-Type": media} if self.is_whole or media != JSON else {}
+
+    def template(self, slots: Iterable[RequestParameter]) -> Json:
+        """Return the template of the body, with the names its slots were given."""
+        own = [slot for slot in slots if slot.where == "body"]
+        return own[0].text if self.is_whole else template(own, "body")
+
+
+def body_of(api: Api, operation: Operation, schemas: Schemas) -> Body | None:
+    """Return the body of an operation, or None where it has none."""
+    words = api.follow(operation.words.get("requestBody"))
+    content = as_object(words.get("content"))
+    if not content:
+        return None
+    written = _chosen(content)
+    media = _media_type(written)
+    is_required = words.get("required") is True
+    if _is_text(media):
+        schema = described({"type": "string"}, words.get("description"), f"The body, as {media}")
+        return Body(media, (RequestParameter("body", "body", schema, is_required),), is_whole=True)
+    # The body's properties become parameters, so what they hold is one level further down.
+    schema = schemas.expand(as_object(content[written]).get("schema"), deeper=1)
+    properties, kinds = as_object(schema.get("properties")), types_of(schema)
+    if (
+        "object" in kinds
+        and "anyOf" not in schema
+        and schema.get("additionalProperties", False) is False
+        and 0 < len(properties) <= _MAX_PROPERTIES
+        and all(is_wire_name(name) for name in properties)
+    ):
+        required = as_list(schema.get("required"))
+        slots = [RequestParameter("body", name, as_object(one), name in required) for name, one in properties.items()]
+        return Body(media, tuple(slots), is_whole=False)
+    note = "The body"
+    if media == FORM:
+        schema["type"], note = "object", "The fields of the form"
+    elif "string" in kinds or not (kinds or "anyOf" in schema):
+        # The primitive sends text as it is, so that a tool can send any text.
+        note = "The body; a text is sent as it is, so write it as JSON, in quotation marks"
+    whole = described(schema, as_text(words.get("description")) or schema.get("description"), note)
+    return Body(media, (RequestParameter("body", "body", whole, is_required),), is_whole=True)
+
+
+def accepted(api: Api, operation: Operation) -> JsonObject:
+    """Return the header that asks for the media type an operation's success has, JSON where there is a choice."""
+    for status, node in as_object(operation.words.get("responses")).items():
+        media = [_media_type(written) for written in as_object(api.follow(node).get("content"))]
+        if status.startswith("2") and media:
+            best = next(filter(_is_json, media), media[0])
+            return {"Accept": best} if is_wire_name(best) and "*" not in best and best.isascii() else {}
+    return {}
+
+
+def _chosen(content: JsonObject) -> str:
+    for fits in (lambda media: media == JSON, _is_json, lambda media: media == FORM, _is_text):
+        for written in content:
+            if fits(_media_type(written)) and is_wire_name(written):
+                return written
+    kinds = ", ".join(written[:60] for written in list(content)[:3])
+    raise Unsupported(f"its body is {kinds}, which an api tool cannot send", "Write a script for this operation.")
+
+
+def _media_type(media: str) -> str:
+    return media.partition(";")[0].strip().lower()
+
+
+def _is_json(media: str) -> bool:
+    return media in _ANY_JSON or media == "text/json" or media.endswith("+json")
+
+
+def _is_text(media: str) -> bool:
+    return media.startswith("text/") or media in _TEXTS or media.endswith(("+xml", "+yaml"))
 
 
 class Credentials(Struct, frozen=True):
@@ -70,13 +436,15 @@ def credentials_of(api: Api, operation: Operation, prefix: str, auth: JsonObject
 
 def _expressed(api: Api, names: list[str], prefix: str) -> Credentials | None:
     """Return the credentials for schemes that are all asked for at once."""
-    schemes = as_object(api.components.get("securitySchemes"))
+    schemes = {name: api.follow(node) for name, node in as_object(api.components.get("securitySchemes")).items()}
+    is_only_key = sum(scheme.get("type") == "apiKey" for scheme in schemes.values()) < 2  # noqa: PLR2004 - not several
     auth: JsonObject = {}
     headers: dict[str, Json] = {}
     query: dict[str, Json] = {}
     for name in names:
-        scheme = api.follow(schemes.get(name))
-        word = _auth(scheme, f"{prefix}_{_key_suffix(api, name)}", prefix)
+        # The only key of a document is `API_KEY`; several have the names of their schemes.
+        key = "" if is_only_key else snake(name).upper()
+        word = _auth(schemes.get(name, {}), f"{prefix}_{key or 'API_KEY'}", prefix)
         if word and not auth and (len(names) == 1 or word["type"] != "api_key"):
             auth = word
         elif not word or word["type"] != "api_key":
@@ -103,14 +471,7 @@ def _auth(scheme: JsonObject, key: str, prefix: str) -> JsonObject:
             return {}
 
 
-def _key_suffix(api: Api, name: str) -> str:
-    """`API_KEY` for the only key of a document, the scheme's name where there are several."""
-    schemes = as_object(api.components.get("securitySchemes"))
-    keys = [each for each in schemes if api.follow(schemes[each]).get("type") == "apiKey"]
-    return snake(name).upper() if len(keys) > 1 and snake(name) else "API_KEY"
-
-
-MAX_DESCRIPTION = 400
+_MAX_DESCRIPTION = 400
 MAX_SCHEMA_BYTES = 48_000
 MAX_MANIFEST_BYTES = 128_000
 
@@ -136,17 +497,6 @@ class _ImportOptions(Struct, frozen=True):
     only: frozenset[str]
     auth: JsonObject
 
-    def names(self, tool_id: str, operation: Operation) -> bool:
-        return not self.only.isdisjoint({tool_id, operation.name, operation.place})
-
-
-class _Shape(Struct, frozen=True):
-    """The slots of an operation and the schema they make, at the depth that fits."""
-
-    slots: tuple[RequestParameter, ...]
-    body: Body | None
-    parameters: JsonObject
-
 
 def tools_from_openapi(
     text: str,
@@ -169,27 +519,24 @@ def tools_from_openapi(
     operations = tuple(api.operations())
     # Names are given before operations are chosen, so that they never depend on the choice.
     by_id = dict(zip(tool_ids(options.prefix, (each.name for each in operations)), operations, strict=True))
-    _refuse_unknown(options, by_id, what)
+    known = {tool_id: {tool_id, each.name, each.place} for tool_id, each in by_id.items()}
+    if unknown := sorted(options.only.difference(*known.values())):
+        hint = did_you_mean(unknown[0], set().union(*known.values()))
+        raise InvalidRequest(
+            f"{what} has no operation {unknown[0]!r}.",
+            suggestion=f"{hint}Name operations by operationId or as `GET /path`.",
+            unknown=list(unknown),
+        )
     manifests: list[JsonObject] = []
     skipped: list[Issue] = []
     for tool_id, operation in by_id.items():
-        if options.only and not options.names(tool_id, operation):
+        if options.only and options.only.isdisjoint(known[tool_id]):
             continue
         try:
-            manifests.append(_bounded(_manifest(api, operation, tool_id, options)))
+            manifests.append(_manifest(api, operation, tool_id, options))
         except Unsupported as fault:
             skipped.append(Issue(operation.place[:_MAX_PLACE], fault.reason, fault.fix, "warning"))
     return OpenApiImport(tuple(manifests), tuple(skipped))
-
-
-def _refuse_unknown(options: _ImportOptions, by_id: Mapping[str, Operation], what: str) -> None:
-    known = {word for tool_id, each in by_id.items() for word in (tool_id, each.name, each.place)}
-    if unknown := sorted(options.only - known):
-        raise InvalidRequest(
-            f"{what} has no operation {unknown[0]!r}.",
-            suggestion=f"{did_you_mean(unknown[0], known)}Name operations by operationId or as `GET /path`.",
-            unknown=list(unknown),
-        )
 
 
 def _manifest(api: Api, operation: Operation, tool_id: str, options: _ImportOptions) -> JsonObject:
@@ -199,29 +546,43 @@ def _manifest(api: Api, operation: Operation, tool_id: str, options: _ImportOpti
     if operation.method == "trace":
         raise Unsupported("TRACE is not a method of api tools", "Leave it out.")
     credentials = credentials_of(api, operation, options.prefix, options.auth)
-    shape = _shape(api, operation, credentials)
+    slots, body, parameters = _shape(api, operation, credentials)
+    in_path = {slot.wire: slot.text_in_path for slot in slots if slot.where == "path"}
+    config: dict[str, Json] = {
+        "method": operation.method.upper(),
+        "url_template": server_url(api, operation, options.base_url) + path_template(operation.path, in_path),
+        "query": {**template(slots, "query"), **credentials.query},
+        "headers": {
+            **accepted(api, operation),
+            **(body.headers if body else {}),
+            **template(slots, "header"),
+            **credentials.headers,
+        },
+        "auth": credentials.auth,
+    }
+    config = {word: value for word, value in config.items() if value}
     tags = [name for tag in as_list(words.get("tags")) if isinstance(tag, str) and (name := snake(tag)[:40])]
-    return {
+    manifest: JsonObject = {
         "tool_id": tool_id,
         "tool_type": "api",
         "executor": "http_client",
         "version": semantic(as_object(api.root.get("info")).get("version")),
-        "description": sentence(words.get("summary"), words.get("description"), limit=MAX_DESCRIPTION)
+        "description": sentence(words.get("summary"), words.get("description"), limit=_MAX_DESCRIPTION)
         or f"{operation.place} of {sentence(api.title, limit=80) or options.prefix}",
         "category": options.prefix,
         "tags": list(dict.fromkeys(tags))[:_MAX_TAGS],
-        "config": _config(api, operation, credentials, shape, options),
-        "parameters": shape.parameters,
+        "config": {**config, "body_template": body.template(slots)} if body else config,
+        "parameters": parameters,
     }
-
-
-def _bounded(manifest: JsonObject) -> JsonObject:
     if len(compact(manifest)) > MAX_MANIFEST_BYTES:
         raise Unsupported("its address and names are longer than a manifest may be", "Write this tool by hand.")
     return manifest
 
 
-def _shape(api: Api, operation: Operation, credentials: Credentials) -> _Shape:
+def _shape(
+    api: Api, operation: Operation, credentials: Credentials
+) -> tuple[tuple[RequestParameter, ...], Body | None, JsonObject]:
+    """Return the slots of an operation, its body and the schema of its parameters, at the depth that fits."""
     for depth in _DEPTHS:
         try:
             schemas = Schemas(api, depth)
@@ -230,36 +591,10 @@ def _shape(api: Api, operation: Operation, credentials: Credentials) -> _Shape:
         except SchemaTooLarge:
             continue
         slots = named((*declared, *(body.slots if body else ())))
-        parameters = _parameters(slots)
+        properties: dict[str, Json] = {slot.name: slot.schema for slot in slots}
+        required = [slot.name for slot in slots if slot.is_required]
+        parameters: JsonObject = {"type": "object", "properties": properties, "additionalProperties": False}
+        parameters = {**parameters, "required": required} if required else parameters
         if len(compact(parameters)) <= MAX_SCHEMA_BYTES and not schema_faults(parameters, "parameters"):
-            return _Shape(slots, body, parameters)
+            return slots, body, parameters
     raise Unsupported("its parameters are more than a tool can describe", "Write this tool by hand.")
-
-
-def _parameters(slots: Iterable[RequestParameter]) -> JsonObject:
-    slots = tuple(slots)
-    properties: dict[str, Json] = {slot.name: slot.schema for slot in slots}
-    required: list[Json] = [slot.name for slot in slots if slot.is_required]
-    schema: dict[str, Json] = {"type": "object", "properties": properties, "additionalProperties": False}
-    return {**schema, "required": required} if required else schema
-
-
-def _config(
-    api: Api, operation: Operation, credentials: Credentials, shape: _Shape, options: _ImportOptions
-) -> JsonObject:
-    in_path = {slot.wire: slot.text_in_path for slot in shape.slots if slot.where == "path"}
-    body = shape.body
-    words: dict[str, Json] = {
-        "method": operation.method.upper(),
-        "url_template": server_url(api, operation, options.base_url) + path_template(operation.path, in_path),
-        "query": {**template(shape.slots, "query"), **credentials.query},
-        "headers": {
-            **accepted(api, operation),
-            **(body.headers if body else {}),
-            **template(shape.slots, "header"),
-            **credentials.headers,
-        },
-        "auth": credentials.auth,
-    }
-    said = {word: value for word, value in words.items() if value}
-    return {**said, "body_template": body.template(shape.slots)} if body else said

@@ -68,8 +68,7 @@ from kiwi_mcp.manifest.mcp.clients import (
     read_text,
 )
 from kiwi_mcp.manifest.mcp.launch_command import ServerCommand, hosts_named, image_of, server_in
-from kiwi_mcp.manifest.mcp.references import ImportFindings
-from kiwi_mcp.manifest.mcp.server_entry import EntryOrigin, ImportedServers, draft_server, id_for
+from kiwi_mcp.manifest.mcp.server_entry import EntryOrigin, ImportedServers, ImportFindings, draft_server, id_for
 from kiwi_mcp.manifest.templates import variables
 from kiwi_mcp.policy.needs import make_folders, needs_named, needs_text, with_needs, write_place
 from kiwi_mcp.policy.secret_access import open_vault, stored_secrets
