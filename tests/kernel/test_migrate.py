@@ -21,7 +21,7 @@ from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.kernel.verbs import migrate
 from kiwi_mcp.kernel.verbs.migrate import FolderMigration, MigrationStep
 from kiwi_mcp.manifest.formats import is_variable
-from kiwi_mcp.manifest.legacy.python_script import read_script_facts
+from kiwi_mcp.manifest.python_source import read_script_facts
 
 Ask = Callable[..., Answer]
 Tree = Callable[[Path], Mapping[str, str]]

@@ -6,7 +6,7 @@ import pytest
 
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.json import JsonObject, as_object
-from kiwi_mcp.manifest.knowledge import body, links, read_front_matter
+from kiwi_mcp.manifest.markdown import body, links, read_front_matter
 from kiwi_mcp.manifest.source_file import read_manifest
 from kiwi_mcp.manifest.type_specs import load_type_specs
 

@@ -5,7 +5,7 @@ from hashlib import sha256
 
 import pytest
 
-from kiwi_mcp.manifest.legacy.manifests import Extractor, read_extractor, verdict
+from kiwi_mcp.manifest.legacy import Extractor, read_extractor, verdict
 
 pytestmark = pytest.mark.req("K-SI-03")
 

@@ -44,7 +44,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import SOURCE_TRAITS, Chain, ItemType, ReferredItem, Source, Tool
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Pin
-from kiwi_mcp.manifest import knowledge
+from kiwi_mcp.manifest import markdown
 from kiwi_mcp.manifest.files import Stamps, are_fresh
 from kiwi_mcp.manifest.provider import has_providers
 from kiwi_mcp.manifest.trust import FILE_NAME as TRUST_FILE
@@ -268,7 +268,7 @@ class Catalog:
         if known is None or known[0] != (stamp, card):
             try:
                 opened = source.open(card)
-                found = knowledge.sections(knowledge.body(text_item(opened.tool).text)) if opened else ()
+                found = markdown.sections(markdown.body(text_item(opened.tool).text)) if opened else ()
             except KiwiError:  # it is listed among the broken files
                 found = ()
             title = card.description.partition("\n")[0]

@@ -11,8 +11,8 @@ from typing import Literal
 from msgspec import Struct
 
 from kiwi_mcp.domain.items import FOLDER_FILES, TOOL_FILES
+from kiwi_mcp.manifest import python_source
 from kiwi_mcp.manifest.files import FileStamp, settled, stamp_of
-from kiwi_mcp.manifest.legacy import python_script
 from kiwi_mcp.manifest.type_specs import ItemFolder
 
 MANIFESTS = FOLDER_FILES
@@ -100,7 +100,7 @@ def _classify(
     if name.is_symlink():
         return "odd", name.path, "it is a symbolic link, and links are not followed"
     if name.is_dir(follow_symlinks=False):
-        is_shared_code = not home.type and depth == 0 and name.name == python_script.SHARED_CODE
+        is_shared_code = not home.type and depth == 0 and name.name == python_source.SHARED_CODE
         if is_shared_code or name.name in PASSED_OVER:
             return "", name.path, ""
         for manifest in filter(None, (home.file, *TOOL_FILES)):

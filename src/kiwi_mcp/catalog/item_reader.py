@@ -23,7 +23,7 @@ from kiwi_mcp.domain.items import Location, Manifest, Signature, Source, Tool, T
 from kiwi_mcp.domain.json import as_list, as_text
 from kiwi_mcp.domain.names import is_safe_path, is_tool_id
 from kiwi_mcp.domain.patterns import lazy_pattern
-from kiwi_mcp.manifest import python_source
+from kiwi_mcp.manifest import legacy, python_source
 from kiwi_mcp.manifest.files import (
     MISSING,
     Content,
@@ -35,7 +35,6 @@ from kiwi_mcp.manifest.files import (
     stamp_of,
     unreadable,
 )
-from kiwi_mcp.manifest.legacy import manifests
 from kiwi_mcp.manifest.parse import parse
 from kiwi_mcp.manifest.signatures import (
     DETACHED,
@@ -331,7 +330,7 @@ def integrity_of(
     *,
     path: Path,
     base: Path = Path(),
-    extractors: Iterable[manifests.Extractor] = (),
+    extractors: Iterable[legacy.Extractor] = (),
 ) -> str:
     """Return whether an item is what its signature line says; `extractors` help to understand hashes of old."""
     if signature is None:
@@ -340,7 +339,7 @@ def integrity_of(
         return "signed" if signature.key else "hashed"  # a hash alone shows that nothing changed, and not who says so
     if signature.key or signature_form(path).lower() in DETACHED:
         return "modified"  # no hash of old stands in such a line
-    return manifests.verdict(
+    return legacy.verdict(
         text,
         suffix=path.suffix,
         item_id=manifest.tool_id,
@@ -351,14 +350,14 @@ def integrity_of(
     )
 
 
-def _extractors(base: Path) -> Iterator[manifests.Extractor]:
+def _extractors(base: Path) -> Iterator[legacy.Extractor]:
     # Old projects kept rules for languages of their own; they are read as literals, and only to check old hashes.
     folders = (base / "extractors" / "tool", base / "tools" / "extractors")
     paths = (path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.py")))
     for path in islice(paths, _MAX_EXTRACTORS):
         with suppress(KiwiError):
             source = read_file(path, limit=ITEM_LIMIT).data.decode(errors="replace")
-            if (extractor := manifests.read_extractor(source)) is not None:
+            if (extractor := legacy.read_extractor(source)) is not None:
                 yield extractor
 
 

@@ -24,7 +24,7 @@ from kiwi_mcp.manifest.document import MAX_BYTES as MANIFEST_BYTES
 from kiwi_mcp.manifest.document import MAX_DEPTH as MANIFEST_DEPTH
 from kiwi_mcp.manifest.document import MAX_NODES as MANIFEST_NODES
 from kiwi_mcp.manifest.files import writing
-from kiwi_mcp.manifest.legacy.python_script import SHARED_CODE
+from kiwi_mcp.manifest.python_source import SHARED_CODE
 from kiwi_mcp.manifest.signatures import sidecar
 from kiwi_mcp.manifest.type_specs import TOOLS
 

@@ -32,8 +32,7 @@ from kiwi_mcp.kernel.context import Context
 from kiwi_mcp.kernel.permission import client_requests, reaching
 from kiwi_mcp.kernel.prepared import Prepared, plan_digest
 from kiwi_mcp.kernel.recorder import CallRecord, Run
-from kiwi_mcp.manifest.outputs import output_faults
-from kiwi_mcp.manifest.parameters import accept
+from kiwi_mcp.manifest.parameters import accept, output_faults
 from kiwi_mcp.policy import secret_access
 from kiwi_mcp.policy.approval_rules import hinted_effect, returns_untrusted_text
 from kiwi_mcp.policy.authorize import failed_condition, permit, rates_of, use_verdicts, verify, with_file

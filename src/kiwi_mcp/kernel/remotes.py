@@ -20,7 +20,7 @@ from kiwi_mcp.kernel.settings import (
     registry_settings,
     remote_issues,
 )
-from kiwi_mcp.manifest.owner_yaml import rewrite
+from kiwi_mcp.manifest.owner_file import rewrite
 from kiwi_mcp.policy.secret_access import secrets_for
 from kiwi_mcp.primitives.http import client
 from kiwi_mcp.primitives.http.addresses import is_loopback

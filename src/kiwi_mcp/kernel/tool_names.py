@@ -20,7 +20,7 @@ from kiwi_mcp.domain.token_cost import cost_of
 from kiwi_mcp.kernel.settings import registry_settings
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.kernel.verbs import VerbFamily
-from kiwi_mcp.manifest.outputs import output_schema
+from kiwi_mcp.manifest.parameters import output_schema
 from kiwi_mcp.store.database import within
 
 _MAX_CHARACTERS, _MAX_TOKENS = 300, 52

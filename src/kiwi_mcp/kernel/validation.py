@@ -38,8 +38,8 @@ from kiwi_mcp.manifest.check import check
 from kiwi_mcp.manifest.composite import call_faults
 from kiwi_mcp.manifest.files import writing
 from kiwi_mcp.manifest.json_schema import faults
-from kiwi_mcp.manifest.legacy.python_script import SHARED_CODE
 from kiwi_mcp.manifest.program import input_issues
+from kiwi_mcp.manifest.python_source import SHARED_CODE
 from kiwi_mcp.manifest.source_file import read_manifest
 from kiwi_mcp.manifest.type_specs import TypeSpecs
 

@@ -21,7 +21,7 @@ from kiwi_mcp.domain.items import CHECKPOINT_MODES
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, text_of
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.document import refuse
-from kiwi_mcp.manifest.legacy.manifests import xml_of
+from kiwi_mcp.manifest.legacy import xml_of
 from kiwi_mcp.manifest.names import use_one_of
 
 MAX_CHARACTERS = 512_000

@@ -1,4 +1,4 @@
-"""Files of the owner: locked and atomic replacement."""
+"""Files of the owner: locked and atomic replacement; changes of YAML files that keep comments and order."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 from kiwi_mcp.domain.errors import Unavailable
+from kiwi_mcp.domain.json import Json
 
 _PATIENCE = 10.0
 
@@ -73,3 +76,40 @@ def _unwritable(path: Path, error: OSError) -> Unavailable:
         f"{path} cannot be written: {error.strerror or error}.",
         suggestion=f"Give yourself write access to {path.parent}, or name another space with USER_SPACE.",
     )
+
+
+def rewrite(
+    path: Path, section: str, change: Callable[[dict[str, Json]], object], *, check: Callable[[], object]
+) -> None:
+    """Change the entries of one section of a file, under a lock.
+
+    `check` refuses a file that cannot be parsed; such a file must not be written to. A section that is a list of names
+    becomes a mapping, with the value true for each name.
+    """
+
+    def change_section(written: dict[str, Any]) -> None:
+        entries = written.get(section) or {}
+        written[section] = dict.fromkeys(entries, True) if isinstance(entries, list) else entries
+        change(written[section])
+
+    rewrite_keys(path, change_section, check=check)
+
+
+def rewrite_keys(path: Path, change: Callable[[dict[str, Any]], object], *, check: Callable[[], object]) -> None:
+    """Change the keys of a file, under a lock; `check` as for `rewrite`."""
+    # Few commands change a file of the owner, and loading this takes longer than most calls.
+    from ruamel.yaml import YAML  # noqa: PLC0415
+
+    with changing(path) as put:
+        check()
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        yaml = YAML()
+        yaml.preserve_quotes, yaml.width = True, 4_096
+        written = yaml.load(text)
+        # Nothing is read of a file of comments alone, so they are kept as they are.
+        kept = f"{text.rstrip()}\n" if written is None and text.strip() else ""
+        written = written or {}
+        change(written)
+        made = StringIO()
+        yaml.dump(written, made)
+        put(f"{kept}{made.getvalue()}".encode())

@@ -1,10 +1,11 @@
-"""Parameters: the ways an author may declare them, as one JSON Schema, and the validation of a caller's values."""
+"""Parameters and outputs: the ways an author may declare them, as one JSON Schema, and the validation of values."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import cast
 
 from msgspec import Struct
@@ -14,7 +15,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.document import BAD_TEXT, is_bad_text, join
-from kiwi_mcp.manifest.json_schema import faults, text_of_schema
+from kiwi_mcp.manifest.json_schema import faults, schema_faults, text_of_schema
 from kiwi_mcp.manifest.names import did_you_mean
 
 MAX_BYTES = 8_000_000
@@ -260,3 +261,37 @@ def _target(schema: JsonObject, root: JsonObject) -> JsonObject:
     for step in reference[2:].split("/"):
         here = as_object(here).get(step.replace("~1", "/").replace("~0", "~"))
     return {**as_object(here), **{word: value for word, value in schema.items() if word != "$ref"}}
+
+
+FORMATS = ("json", "text", "file")
+"""The values of `format` in older manifests. `file` is the path of a file that the tool wrote, from the project."""
+
+
+def is_old_form(outputs: JsonObject) -> bool:
+    """Whether outputs are declared by `format` and `schema`; in a JSON Schema, `format` stands beside `type`."""
+    return "format" in outputs and "type" not in outputs
+
+
+def output_schema(outputs: JsonObject) -> JsonObject:
+    """Return the schema of a result; empty where none is declared, or only the name of one."""
+    declared = as_object(outputs.get("schema")) if is_old_form(outputs) else outputs
+    return declared if isinstance(declared.get("type"), str) and not schema_faults(declared, "outputs") else {}
+
+
+def output_faults(outputs: JsonObject, result: Json, project: Path) -> tuple[str, ...]:
+    """Return how a result differs from what its author declares."""
+    found = [f"{issue.place} {issue.reason}" for issue in faults(output_schema(outputs), result, place="result")]
+    declared = outputs.get("format") if is_old_form(outputs) else None
+    if declared in {"text", "file"} and not isinstance(result, str):
+        found.append(f"result is not text, as `format: {declared}` says")
+    elif declared == "file" and isinstance(result, str) and not _is_file(project, result):
+        found.append("result is not the path of a file, as `format: file` says")
+    return tuple(found)
+
+
+def _is_file(project: Path, named: str) -> bool:
+    try:
+        path = (project / named.strip()).resolve()
+        return path.is_relative_to(project.resolve()) and path.is_file()
+    except (OSError, ValueError, RuntimeError):  # no name that a file can have, or a loop of links
+        return False

@@ -14,8 +14,7 @@ from kiwi_mcp.domain.names import is_safe_path
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.document import join, line_of
 from kiwi_mcp.manifest.names import did_you_mean
-from kiwi_mcp.manifest.outputs import FORMATS, is_old_form
-from kiwi_mcp.manifest.parameters import to_schema
+from kiwi_mcp.manifest.parameters import FORMATS, is_old_form, to_schema
 from kiwi_mcp.manifest.type_specs import TypeSpec, TypeSpecs, load_type_specs
 
 PARAMETER_WORDS = ("parameters", "input_schema", "inputs", "config_schema")

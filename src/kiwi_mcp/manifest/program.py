@@ -21,8 +21,8 @@ from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.directive import limits_in, read_directive
 from kiwi_mcp.manifest.hooks import Hook, hooks_in
 from kiwi_mcp.manifest.json_schema import faults
-from kiwi_mcp.manifest.knowledge import body
-from kiwi_mcp.manifest.legacy.manifests import xml_of
+from kiwi_mcp.manifest.legacy import xml_of
+from kiwi_mcp.manifest.markdown import body
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.parameters import TYPES, accept
 from kiwi_mcp.manifest.permissions import delegate_of, grant_of, said_by, with_skills

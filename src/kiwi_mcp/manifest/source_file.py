@@ -17,7 +17,7 @@ from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_object
 from kiwi_mcp.domain.patterns import lazy_pattern
-from kiwi_mcp.manifest import directive, knowledge, python_source, skill
+from kiwi_mcp.manifest import directive, markdown, python_source
 from kiwi_mcp.manifest.document import Document, read_json, read_toml, refuse
 from kiwi_mcp.manifest.type_specs import TypeSpecs, load_type_specs
 from kiwi_mcp.manifest.yaml import read_yaml, syntax_fault
@@ -170,9 +170,9 @@ def _read_markdown(path: Path, text: str, sheets: TypeSpecs) -> SourceManifest |
         value = directive.read_directive(text, what=path.name)
     elif format_.reader == "skill":
         stem = path.parent.name if path.name == format_.file else path.stem
-        value, issues = skill.read_skill(text, what=path.name, stem=stem)
+        value, issues = markdown.read_skill(text, what=path.name, stem=stem)
     else:
-        value = knowledge.read_front_matter(text, spec, format_, what=path.name, stem=path.stem)
+        value = markdown.read_front_matter(text, spec, format_, what=path.name, stem=path.stem)
     return SourceManifest(
         {**value, "tool_type": spec.type, "executor": spec.default_executor or None}, "text", issues=issues
     )

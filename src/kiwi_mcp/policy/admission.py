@@ -19,8 +19,7 @@ from kiwi_mcp.domain.json import JsonObject, as_object
 from kiwi_mcp.domain.names import Version
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Release, VersionName
 from kiwi_mcp.manifest.signatures import fingerprint, matches_key
-from kiwi_mcp.manifest.trust import ReleaseTrust, Trusted, TrustedKey, scope_of
-from kiwi_mcp.manifest.trust_file import TrustFile, rotated
+from kiwi_mcp.manifest.trust import ReleaseTrust, Trusted, TrustedKey, TrustFile, rotated, scope_of
 from kiwi_mcp.policy.policy_files import refuse_unlisted
 
 _LISTED, _MOST = 20, 100

@@ -24,9 +24,8 @@ _LATER = (
 _OWN_LATER = (
     "drivers.container", "drivers.environments.installer", "drivers.environments.package_manager", "drivers.git_copy",
     "drivers.tool_calls", "kernel.checkpoints.checkpoint", "kernel.mcp_servers", "kernel.tool_list",
-    "manifest.directive", "manifest.hooks", "manifest.knowledge", "manifest.legacy.manifests",
-    "manifest.legacy.python_script", "manifest.mcp.launch_command", "manifest.permissions", "manifest.program",
-    "manifest.python_source", "manifest.skill", "memory.files", "policy.secret_access",
+    "manifest.directive", "manifest.hooks", "manifest.legacy", "manifest.markdown", "manifest.mcp.launch_command",
+    "manifest.permissions", "manifest.program", "manifest.python_source", "memory.files", "policy.secret_access",
     "primitives.egress_proxy", "primitives.process.stdio_process", "primitives.secrets.grants",
     "store.registry.publish",
 )  # fmt: skip

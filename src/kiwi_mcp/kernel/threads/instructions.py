@@ -25,8 +25,7 @@ from kiwi_mcp.kernel.context import Context
 from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.kernel.provenance import Provenances
 from kiwi_mcp.manifest.files import read_file
-from kiwi_mcp.manifest.knowledge import body
-from kiwi_mcp.manifest.skill import is_known_form
+from kiwi_mcp.manifest.markdown import body, is_known_form
 from kiwi_mcp.policy.authorize import verify
 
 INSTRUCTION_NAMES = ("AGENTS.md", "AGENT.md")

@@ -45,6 +45,7 @@ from kiwi_mcp.kernel.verbs import BY_NAME
 from kiwi_mcp.manifest.composite import checked_composite
 from kiwi_mcp.manifest.home_config import home_config
 from kiwi_mcp.manifest.hooks import Hook
+from kiwi_mcp.manifest.markdown import skill_grant
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.parameters import accept
 from kiwi_mcp.manifest.permissions import spawn_name
@@ -57,7 +58,6 @@ from kiwi_mcp.manifest.program import (
     thread_program,
 )
 from kiwi_mcp.manifest.provider import read_providers
-from kiwi_mcp.manifest.skill import skill_grant
 from kiwi_mcp.manifest.type_specs import load_type_specs
 from kiwi_mcp.store.runs import new_run
 

@@ -32,8 +32,7 @@ from kiwi_mcp.kernel.verb import (
 )
 from kiwi_mcp.kernel.view import Data, Hint, Notice, TableRow, ViewItem, message_items
 from kiwi_mcp.manifest.signatures import Rotation, is_key, matches_key
-from kiwi_mcp.manifest.trust import TrustedKey
-from kiwi_mcp.manifest.trust_file import TrustFile, rotated
+from kiwi_mcp.manifest.trust import TrustedKey, TrustFile, rotated
 from kiwi_mcp.manifest.type_specs import load_type_specs
 from kiwi_mcp.policy.admission import lookalikes
 from kiwi_mcp.store.remote.port import read_named

@@ -42,7 +42,7 @@ from kiwi_mcp.kernel.verb import (
 )
 from kiwi_mcp.kernel.view import Data, Hint, Notice, ViewItem, warning_rows
 from kiwi_mcp.manifest.files import read_file, writing
-from kiwi_mcp.manifest.knowledge import body, sections
+from kiwi_mcp.manifest.markdown import body, sections
 from kiwi_mcp.manifest.signatures import MAX_SIDECAR, has_sidecar, sidecar, signature_form
 from kiwi_mcp.policy.authorize import refuse_lost
 from kiwi_mcp.store.outputs import read_page

@@ -54,15 +54,15 @@ from kiwi_mcp.kernel.verbs.sign import SignRequest, sign_checked
 from kiwi_mcp.kernel.view import Data, Hint, Notice, ViewItem, issue_text
 from kiwi_mcp.manifest.check import check
 from kiwi_mcp.manifest.files import read_file
-from kiwi_mcp.manifest.legacy.python_script import (
+from kiwi_mcp.manifest.parse import parse
+from kiwi_mcp.manifest.python_source import (
     SHARED_CODE,
     ScriptFacts,
+    inferred_parameters,
     read_script_facts,
     script_faults,
     undeclared_variables,
 )
-from kiwi_mcp.manifest.parse import parse
-from kiwi_mcp.manifest.python_source import inferred_parameters
 from kiwi_mcp.manifest.signatures import digest_of, sha256_hex, signature_form, split
 from kiwi_mcp.manifest.source_file import read_manifest
 from kiwi_mcp.manifest.type_specs import TOOLS, TypeSpecs, load_type_specs

@@ -19,7 +19,7 @@ from kiwi_mcp.kernel.tool_names import names_of
 from kiwi_mcp.kernel.verb import ANYONE, OWNER, Argument, NameText, Option, ProjectRequest, Response, verb
 from kiwi_mcp.kernel.view import Data, Hint, Notice, TableRow, ViewItem, warning_rows
 from kiwi_mcp.manifest.home_config import memory_folder
-from kiwi_mcp.manifest.owner_yaml import rewrite
+from kiwi_mcp.manifest.owner_file import rewrite
 from kiwi_mcp.policy.preferences import (
     PreferenceLayer,
     PreferenceSection,

@@ -45,7 +45,7 @@ from kiwi_mcp.kernel.verb import AUTHOR, OF_TYPE, AnyJson, DryRun, NameText, Opt
 from kiwi_mcp.kernel.verbs.registry.versions import Address, PublishedItemRequest, save_namespaces
 from kiwi_mcp.kernel.view import Data, Hint, Notice, ViewItem, warning_rows
 from kiwi_mcp.manifest.signatures import DETACHED, signature_form
-from kiwi_mcp.manifest.trust_file import TrustFile
+from kiwi_mcp.manifest.trust import TrustFile
 from kiwi_mcp.policy.authorize import refuse_lost
 from kiwi_mcp.store.registry.registry import Registry
 from kiwi_mcp.store.registry.release_check import CheckedRelease

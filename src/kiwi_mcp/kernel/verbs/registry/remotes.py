@@ -50,7 +50,7 @@ from kiwi_mcp.kernel.verbs.registry.versions import (
 )
 from kiwi_mcp.kernel.view import Data, Notice, ViewItem, next_hint, warning_rows
 from kiwi_mcp.manifest.names import did_you_mean
-from kiwi_mcp.manifest.owner_yaml import rewrite_keys
+from kiwi_mcp.manifest.owner_file import rewrite_keys
 from kiwi_mcp.policy.admission import Admission, PullConsent
 from kiwi_mcp.store.move import copy_store
 from kiwi_mcp.store.open import connect_to, masked, open_database

@@ -45,7 +45,7 @@ from kiwi_mcp.kernel.verb import (
 from kiwi_mcp.kernel.view import Data, Notice, TableRow, ViewItem, issue_text, next_hint
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.signatures import fingerprint
-from kiwi_mcp.manifest.trust_file import TrustFile
+from kiwi_mcp.manifest.trust import TrustFile
 from kiwi_mcp.policy.admission import lookalikes
 from kiwi_mcp.store.registry.publish import StatusOp
 from kiwi_mcp.store.registry.registry import Registry

@@ -1,1 +1,0 @@
-"""Old manifests and their signatures."""
