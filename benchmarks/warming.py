@@ -18,8 +18,8 @@ from kiwi_mcp.domain.errors import StoreDamaged
 from kiwi_mcp.domain.items import Source
 from kiwi_mcp.kernel.settings import default_url
 from kiwi_mcp.search.encoder import load_encoder
+from kiwi_mcp.search.index import digest_of, pack_vectors, passage_of, words_of
 from kiwi_mcp.search.port import Encoder, FeatureStorage, Floats
-from kiwi_mcp.search.segment import digest_of, pack_vectors, passage_of, words_of
 from kiwi_mcp.store.database import Database
 from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.search_index.feature_cache import FeatureCache

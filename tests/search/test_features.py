@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.cards import Card, CardFeatures
-from kiwi_mcp.search.segment import (
+from kiwi_mcp.search.index import (
     SIZE,
     digest_of,
     is_sound,

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.cards import Card, CardFeatures
-from kiwi_mcp.search.index import CardIndex
+from kiwi_mcp.search.index import SIZE, CardIndex
 from kiwi_mcp.search.port import Floats
 from kiwi_mcp.search.query import parse_query
 from kiwi_mcp.search.ranking import RankedHits, rank
-from kiwi_mcp.search.segment import SIZE
 
 
 def card(name: str, description: str = "") -> Card:

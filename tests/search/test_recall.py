@@ -15,6 +15,7 @@ from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.kernel.context import recall_access
 from kiwi_mcp.kernel.store import Store
+from kiwi_mcp.search.index import SIZE
 from kiwi_mcp.search.port import Floats
 from kiwi_mcp.search.query import parse_query
 from kiwi_mcp.search.recall import RecallWorker
@@ -29,7 +30,6 @@ from kiwi_mcp.search.recall_log import (
     storable_part,
     storable_text,
 )
-from kiwi_mcp.search.segment import SIZE
 from kiwi_mcp.store.registry.registry import Registry
 from kiwi_mcp.store.search_index.recall import MAX_LENGTH
 

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kiwi_mcp.domain.cards import Card
-from kiwi_mcp.search.index import CardIndex
+from kiwi_mcp.search.index import CardIndex, pack_vectors
 from kiwi_mcp.search.port import Floats, Hit
 from kiwi_mcp.search.query import parse_query
 from kiwi_mcp.search.ranking import rank
 from kiwi_mcp.search.recall import RecallIndex, RecallMatch, RecallMatches, is_same
-from kiwi_mcp.search.segment import pack_vectors
 from kiwi_mcp.store.search_index.recall import RecallEntry
 
 DESCRIPTIONS = {

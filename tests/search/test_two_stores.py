@@ -16,12 +16,11 @@ import pytest
 from kiwi_mcp.domain.cards import Card
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.registry import Actor, ReleaseFile, VersionInfo, VersionName
-from kiwi_mcp.search.index import CardIndex
+from kiwi_mcp.search.index import SIZE, CardIndex, CardPool
 from kiwi_mcp.search.indexes import fill, find_candidates, model_of
 from kiwi_mcp.search.port import FeatureStorage, Floats
-from kiwi_mcp.search.query import CardPool, parse_query
+from kiwi_mcp.search.query import parse_query
 from kiwi_mcp.search.ranking import rank
-from kiwi_mcp.search.segment import SIZE
 from kiwi_mcp.search.tokens import words
 from kiwi_mcp.store.database import Database
 from kiwi_mcp.store.open import open_database

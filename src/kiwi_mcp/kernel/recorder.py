@@ -54,7 +54,7 @@ from kiwi_mcp.policy.approval_rules import effect_of, effects_of
 from kiwi_mcp.primitives.process.spawn import completed
 from kiwi_mcp.primitives.secrets.key_storage import Mac
 from kiwi_mcp.primitives.secrets.redaction import redact
-from kiwi_mcp.store.database import Transaction
+from kiwi_mcp.store.database import LONGEST, Transaction
 from kiwi_mcp.store.open import masked
 from kiwi_mcp.store.outputs import (
     INLINE_LIMIT,
@@ -68,7 +68,6 @@ from kiwi_mcp.store.outputs import (
 )
 from kiwi_mcp.store.receipts import Receipts
 from kiwi_mcp.store.runs import EndedRun, Runs, new_run
-from kiwi_mcp.store.sql import LONGEST
 
 FILE, KEY = "state/audit.head", AUDIT_KEY
 _PERIOD = 5.0

@@ -28,7 +28,7 @@ from kiwi_mcp.primitives.secrets.reveal import names_in
 from kiwi_mcp.store.open import DIALECTS, masked
 from kiwi_mcp.store.remote.http import HttpRemote
 from kiwi_mcp.store.remote.layout import Layout
-from kiwi_mcp.store.remote.port import LayoutRemote, RemoteRegistry
+from kiwi_mcp.store.remote.sync import LayoutRemote, RemoteRegistry
 
 _FOLDER = "oci:"
 

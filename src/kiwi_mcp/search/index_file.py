@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 import kiwi_mcp
 from kiwi_mcp.domain.cards import Card, CardFeatures
 from kiwi_mcp.manifest.files import write_whole
-from kiwi_mcp.search.index import CardIndex, Key, Place
-from kiwi_mcp.search.segment import Segment, SegmentArrays, is_sound
+from kiwi_mcp.search.index import CardIndex, Key, Place, Segment, SegmentArrays, is_sound
 
 MIN_CARDS, MAX_CARDS = 1_000, 500_000
 """How many cards are worth a file, and how many are too many for one."""
@@ -42,7 +41,7 @@ _GONE = bytes(16)
 """The digest of a card that was removed."""
 _ALIGNED = 64
 _PACKAGE = Path(kiwi_mcp.__file__).parent
-_CODE = ("domain/cards.py", "search/index_file.py", "search/port.py", "search/segment.py", "search/tokens.py")
+_CODE = ("domain/cards.py", "search/index_file.py", "search/port.py", "search/index.py", "search/tokens.py")
 _POSTINGS = ("slots", "impacts", "in_name")
 """The arrays that have a row for each word of each card; others have one for each card."""
 _LARGE = ("lines", "words", "identities", "impacts", "in_name", "packed", "coarse")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from itertools import chain
@@ -26,11 +26,11 @@ from kiwi_mcp.domain.errors import KiwiError, Unavailable
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.registry import VersionInfo
 from kiwi_mcp.search.encoder import CancellableEncoder, EncodingCancelled, encoder_name, load_encoder
-from kiwi_mcp.search.index import CardIndex, IndexProgress
-from kiwi_mcp.search.index_file import MAX_CARDS, MIN_CARDS, DamagedIndex, FileCheck, index_path, load_index, save_index
-from kiwi_mcp.search.port import CardSource, Encoder, FeatureStorage, Filter, PublishedItems
-from kiwi_mcp.search.query import CardPool, ParsedQuery, parse_query
-from kiwi_mcp.search.segment import (
+from kiwi_mcp.search.index import (
+    CandidatePool,
+    CardIndex,
+    CardPool,
+    IndexProgress,
     Segment,
     digest_of,
     impacts_of,
@@ -40,6 +40,9 @@ from kiwi_mcp.search.segment import (
     unpack_words,
     words_of,
 )
+from kiwi_mcp.search.index_file import MAX_CARDS, MIN_CARDS, DamagedIndex, FileCheck, index_path, load_index, save_index
+from kiwi_mcp.search.port import CardSource, Encoder, FeatureStorage, Filter, PublishedItems
+from kiwi_mcp.search.query import ParsedQuery, parse_query
 from kiwi_mcp.search.tokens import expand_terms, idf, word_weight
 from kiwi_mcp.search.worker import BackgroundWorker
 from kiwi_mcp.store.search_index.postgres_search import (
@@ -141,48 +144,6 @@ def model_of(encoder: str) -> str:
     return f"{encoder or 'words'}:{digest_of(Card('registry', '', ''), encoder).hex()}"
 
 
-class CandidatePool:
-    """The cards that a server found for one request; words are counted in all that it holds."""
-
-    def __init__(self, segment: Segment, count: int, held: Mapping[str, int], damaged: Sequence[str] = ()) -> None:
-        self.damaged = damaged
-        """The versions of which what the server keeps is damaged."""
-        self.segments: Sequence[Segment] = (segment,)
-        self.count = count
-        self._held = held
-
-    def document_frequency(self, stem: str) -> int:
-        """Return how many of all cards hold a stem."""
-        return self._held.get(stem) or self.segments[0].document_frequency(stem)
-
-    def known_stems(self, stems: AbstractSet[str]) -> AbstractSet[str]:
-        """Return those of some stems that any card holds."""
-        return (self._held.keys() & stems) | self.segments[0].known_stems(stems)
-
-    def named(self, tool_id: str) -> Sequence[Card]:
-        """Return the cards of a name."""
-        return [card for card in self.segments[0].cards if card.tool_id == tool_id]
-
-
-class _Lexicon:
-    """The words of a server, and its answers about the words that it was asked for."""
-
-    def __init__(self, candidates: PostgresSearch) -> None:
-        self._candidates = candidates
-        self.counts = TermCounts()
-        self.held: dict[str, int] = {}
-
-    def known_stems(self, stems: AbstractSet[str]) -> AbstractSet[str]:
-        self.counts = self._candidates.counts([*stems])
-        self.held |= self.counts.held
-        return self.counts.held.keys()
-
-    def beginning_with(self, word: str, most: int) -> Collection[str]:
-        longer = self._candidates.beginning_with(word, most)
-        self.held |= longer
-        return longer
-
-
 def find_candidates(
     query: ParsedQuery,
     candidates: PostgresSearch,
@@ -192,15 +153,27 @@ def find_candidates(
     fresh: Sequence[VersionInfo] = (),
 ) -> CandidatePool:
     """Return cards that may match a query, those with some names, and `fresh` ones that are not indexed yet."""
-    lexicon = _Lexicon(candidates)
+    held: dict[str, int] = {}  # the words that the server was asked for
+    counts = TermCounts()
+
+    def known_stems(stems: AbstractSet[str]) -> AbstractSet[str]:
+        nonlocal counts
+        counts = candidates.counts([*stems])
+        held.update(counts.held)
+        return counts.held.keys()
+
+    def beginning_with(word: str, most: int) -> Collection[str]:
+        longer = candidates.beginning_with(word, most)
+        held.update(longer)
+        return longer
+
     # The stems that the words of a request match, and the weight of each.
     said = query.counted[0]
     shares: dict[str, float] = {}
-    for word, stems in expand_terms(said, lexicon).items():
+    for word, stems in expand_terms(said, known_stems, beginning_with).items():
         for one, share in stems.items():
             shares[one] = shares.get(one, 0.0) + share * word_weight(word) * (1 + log(said[word]))
-    held, total = lexicon.held, lexicon.counts.total
-    weights = {one: share * idf(held[one], total) for one, share in shares.items()}
+    weights = {one: share * idf(held[one], counts.total) for one, share in shares.items()}
     vectors = pack_vectors(query.vectors) if query.vectors is not None else ()
     name = query.text.strip().rpartition("/")[2].partition("@")[0]
     found = candidates.find(weights, vectors, wanted=wanted, names=[name, *names])
@@ -211,9 +184,9 @@ def find_candidates(
     cards = {id_: card for id_, one in listed.items() if (card := card_of(one))}
     # The words of versions without stored features are computed.
     features = [sound.get(id_) or CardFeatures(words_of(card), b"") for id_, card in cards.items()]
-    usual = np.maximum(np.array(lexicon.counts.usual, np.float32), np.float32(1)) if lexicon.counts.usual else None
+    usual = np.maximum(np.array(counts.usual, np.float32), np.float32(1)) if counts.usual else None
     segment = Segment.from_features([*cards.values()], features, usual)
-    return CandidatePool(segment, total, held, [id_ for id_ in kept if id_ not in sound])
+    return CandidatePool(segment, counts.total, held, [id_ for id_ in kept if id_ not in sound])
 
 
 def fill(
@@ -414,7 +387,7 @@ class SourceIndex:
         self._etag = ""
         self._saved = ("", 0)
         """The etag and the number of vectors when it was last saved."""
-        self._check: FileCheck | None = None
+        self.unchecked: FileCheck | None = None
         """What is left to check of the file that the index came from."""
         self._is_loaded = False
         """Whether the index came from disk, or what it was made of did."""
@@ -429,7 +402,7 @@ class SourceIndex:
             if etag and etag == self._etag:
                 return False
             if etag and not self._changes and (known := load_index(self._path, etag, self._encoder)):
-                (self.index, self._check), self._is_loaded = known, True
+                (self.index, self.unchecked), self._is_loaded = known, True
                 self._etag, self._saved = etag, (etag, self.index.progress.encoded)
                 return True
             try:
@@ -460,22 +433,17 @@ class SourceIndex:
     def _reset(self) -> None:
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
-        self.index, self._check, self._is_loaded = CardIndex(self._encoder), None, False
+        self.index, self.unchecked, self._is_loaded = CardIndex(self._encoder), None, False
         self._cards, self._etag, self._saved = None, "", ("", 0)
         # After a change the disk is not read again: the file may still be there.
         self._changes += 1
 
-    @property
-    def is_unchecked(self) -> bool:
-        """Whether part of the file that the index came from is not checked yet."""
-        return self._check is not None
-
     def check(self, *, seconds: float) -> bool:
         """Check the file of the index for about `seconds`; return whether more is left, or raise `DamagedIndex`."""
-        check = self._check
+        check = self.unchecked
         if check is None or check.run(seconds=seconds):
             return check is not None
-        self._check = None
+        self.unchecked = None
         return False
 
     def save(self) -> None:
@@ -561,7 +529,7 @@ class SearchIndexes:
         begun = total_progress(indexes)
         is_behind = begun.worded < begun.cards or (self._encoder is not None and begun.encoded < begun.cards)
         has_work = not self._is_loaded or self._is_registry_changed or is_behind or bool(server and server.is_behind)
-        if has_work or any(one.is_unchecked for one in indexes):
+        if has_work or any(one.unchecked for one in indexes):
             self._worker.wake()
             self._wait(indexes, server)
             begun = total_progress(indexes)
@@ -593,18 +561,17 @@ class SearchIndexes:
         """Wait for the words of new items, and for a moment for the rest; not again if that did not help."""
         if not self._is_patient:
             return
+
+        def is_ready() -> bool:  # all items can be found by words, and all but many by meaning
+            cards, worded, encoded = total_progress(indexes)
+            are_few = self._encoder is not None and 0 < cards - encoded <= _FEW
+            return self._is_loaded and worded == cards and not are_few and not (server and server.is_unread)
+
         began, unread = monotonic(), [one for one in indexes if one not in self._read]
         are_many = any(one.is_behind for one in indexes) and any(one.index.count for one in indexes)
         seconds = _WAIT_MANY if are_many else _WAIT_FEW
         is_read = self._worker.wait(lambda: not any(one.is_behind for one in unread), _WAIT_FIRST)
-        left = seconds - (monotonic() - began)
-        self._is_patient = self._worker.wait(lambda: self._is_ready(indexes, server), left) and is_read
-
-    def _is_ready(self, indexes: Sequence[SourceIndex], server: ServerIndex | None) -> bool:
-        """Whether all items can be found by words, and all but many by meaning."""
-        cards, worded, encoded = total_progress(indexes)
-        are_few = self._encoder is not None and 0 < cards - encoded <= _FEW
-        return self._is_loaded and worded == cards and not are_few and not (server and server.is_unread)
+        self._is_patient = self._worker.wait(is_ready, seconds - (monotonic() - began)) and is_read
 
     def _follow(self, sources: Sequence[CardSource]) -> tuple[Sequence[SourceIndex], ServerIndex | None]:
         indexes, server = [], None
@@ -618,19 +585,16 @@ class SearchIndexes:
                 is_new = server.follow(source.generation())
             else:
                 self._server = None if published else self._server
-                indexes.append(index := self._index(source))
+                with self._lock:
+                    index = self._used.get(source.owner)
+                    if index is None:
+                        key = (source.name, source.home)
+                        index = self._indexes.get(key) or SourceIndex(encoder_name(), source)
+                        self._used[source.owner] = self._indexes[key] = index
+                indexes.append(index)
                 is_new = index.follow(source)
             self._is_registry_changed |= is_new and published is not None
         return indexes, server
-
-    def _index(self, source: CardSource) -> SourceIndex:
-        with self._lock:
-            if (used := self._used.get(source.owner)) is not None:
-                return used
-            key = (source.name, source.home)
-            index = self._indexes.get(key) or SourceIndex(encoder_name(), source)
-            self._used[source.owner] = self._indexes[key] = index
-            return index
 
     def _known(self) -> Sequence[SourceIndex]:
         with self._lock:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import islice
-from typing import Protocol
 
 import numpy as np
 from msgspec import Struct
 
-from kiwi_mcp.domain.cards import Card
+from kiwi_mcp.search.index import CardPool
 from kiwi_mcp.search.port import Encoder, Floats
-from kiwi_mcp.search.segment import Segment
 from kiwi_mcp.search.tokens import COMMON, expand_terms, idf, stem, word_weight, words
 
 MAX_CLAUSES = 12
@@ -57,78 +55,44 @@ _EDGES = " ,.;:!?\"'"
 
 def split_clauses(query: str) -> Sequence[str]:
     """Return the clauses of a query; none if it has only one."""
-    # Runs of spaces would make the expressions slow.
-    listed = [" ".join(line.split()) for piece in _numbered(query) for line in _LISTED.split(piece)]
-    named = [line for line in listed if _WORD.search(line)]
-    parts = [*dict.fromkeys(part for line in named for part in _sentences(line, is_listed=len(named) > 1))][
-        :MAX_CLAUSES
-    ]
-    return parts if len(parts) > 1 else ()
-
-
-def _numbered(request: str) -> Sequence[str]:
-    """Return the text before a list that is numbered from 1, and its entries; without such a list, the whole text."""
-    places: list[tuple[int, int]] = []
-    for found in _NUMBER.finditer(request):
+    places: list[tuple[int, int]] = []  # those of the numbers of a list that is numbered from 1
+    for found in _NUMBER.finditer(query):
         if int(found[1]) == len(places) + 1:
             places.append(found.span())
-    if len(places) < _FEWEST_NUMBERS:
-        return [request]
-    begins, ends = [0, *(end for _, end in places)], [*(start for start, _ in places), len(request)]
-    return [request[start:end] for start, end in zip(begins, ends, strict=True)]
+    pieces = [query]
+    if len(places) >= _FEWEST_NUMBERS:  # the text before the list, and its entries
+        begins, ends = [0, *(end for _, end in places)], [*(start for start, _ in places), len(query)]
+        pieces = [query[start:end] for start, end in zip(begins, ends, strict=True)]
+    # Runs of spaces would make the expressions slow.
+    listed = [" ".join(line.split()) for piece in pieces for line in _LISTED.split(piece)]
+    named = [line for line in listed if _WORD.search(line)]
+    parts = dict.fromkeys(part for line in named for part in _clauses(line, is_listed=len(named) > 1))
+    return [*parts][:MAX_CLAUSES] if len(parts) > 1 else ()
 
 
-def _sentences(line: str, *, is_listed: bool) -> Sequence[str]:
+def _clauses(line: str, *, is_listed: bool) -> Sequence[str]:
     """Return the clauses of a line; one of several lines is a clause even if it is short, unless it ends with `:`."""
-    pieces = [piece for sentence in _SENTENCE.split(line) for one in _tasks(sentence) for piece in _ENDS.split(one)]
-    parts = [*filter(_is_part, (part.strip(_EDGES) for piece in pieces for part in _split_tasks(piece)))]
-    return parts or ([line.strip(_EDGES)] if is_listed and not line.endswith(":") else [])
-
-
-def _is_part(text: str) -> bool:
-    return len(_WORD.findall(text)) >= _FEWEST_WORDS or _TO_DO.match(text) is not None
-
-
-def _tasks(sentence: str) -> Sequence[str]:
-    """Return the tasks that a sentence lists before its last `and`, and the rest."""
-    last = max((found.start() for found in _LAST.finditer(sentence)), default=0)
-    *most, before = _NEXT.split(sentence[:last])
-    return [*most, before + sentence[last:]]
-
-
-def _split_tasks(piece: str) -> Iterator[str]:
-    """Yield the tasks, split where an `and` begins another one."""
-    begin = 0
-    for found in _DOING.finditer(piece):
-        if not _VERB.fullmatch(piece[begin : found.start()].rpartition(" ")[2]):
-            yield piece[begin : found.start()]
-            begin = found.end()
-    yield piece[begin:]
+    pieces: list[str] = []
+    for sentence in _SENTENCE.split(line):
+        # The tasks that it lists before its last `and`, and the rest.
+        last = max((found.start() for found in _LAST.finditer(sentence)), default=0)
+        *tasks, before = _NEXT.split(sentence[:last])
+        pieces += (piece for task in (*tasks, before + sentence[last:]) for piece in _ENDS.split(task))
+    parts: list[str] = []
+    for piece in pieces:
+        begin = 0
+        for found in _DOING.finditer(piece):  # an `and` that begins another task
+            if not _VERB.fullmatch(piece[begin : found.start()].rpartition(" ")[2]):
+                parts.append(piece[begin : found.start()])
+                begin = found.end()
+        parts.append(piece[begin:])
+    stripped = [part.strip(_EDGES) for part in parts]
+    clauses = [part for part in stripped if len(_WORD.findall(part)) >= _FEWEST_WORDS or _TO_DO.match(part)]
+    return clauses or ([line.strip(_EDGES)] if is_listed and not line.endswith(":") else [])
 
 
 MAX_QUERY = 4_000
 MAX_WORDS = 64
-
-
-class CardPool(Protocol):
-    """Cards to search, in segments, with counts over all cards: a pool may hold only the candidates."""
-
-    @property
-    def segments(self) -> Sequence[Segment]:
-        """The cards."""
-
-    @property
-    def count(self) -> int:
-        """The number of all cards."""
-
-    def document_frequency(self, stem: str) -> int:
-        """Return how many of all cards hold a stem."""
-
-    def known_stems(self, stems: AbstractSet[str]) -> AbstractSet[str]:
-        """Return those of `stems` that any card holds."""
-
-    def named(self, tool_id: str) -> Sequence[Card]:
-        """Return the cards with a name."""
 
 
 class ParsedQuery(Struct, frozen=True):
@@ -172,10 +136,17 @@ def parse_query(text: str, encoder: Encoder | None) -> ParsedQuery:
 
 def terms_of(query: ParsedQuery, pools: Sequence[CardPool]) -> Mapping[str, Term]:
     """Return each word of a query with the stems it matches in some cards, the rarest first."""
+
+    def known_stems(stems: AbstractSet[str]) -> AbstractSet[str]:
+        return {found for pool in pools for found in pool.known_stems(stems)}
+
+    def beginning_with(word: str, most: int) -> AbstractSet[str]:
+        segments = (segment for pool in pools for segment in pool.segments)
+        return {found for segment in segments for found in segment.beginning_with(word, most)}
+
     total = sum(pool.count for pool in pools)
-    meanings = expand_terms(query.counted[0], _Words(pools))
     terms = []
-    for word, stems in meanings.items():
+    for word, stems in expand_terms(query.counted[0], known_stems, beginning_with).items():
         held = sum(pool.document_frequency(found) for pool in pools for found in stems)
         terms.append(Term(word, stems, idf(held, total) * word_weight(word), held))
     return {term.word: term for term in sorted(terms, key=lambda term: (term.count, term.word))}
@@ -185,16 +156,3 @@ def _counted(text: str) -> Mapping[str, int]:
     written = words(text)
     said = Counter([word for word in written if word not in COMMON] or written)
     return dict(islice(said.items(), MAX_WORDS))
-
-
-class _Words(Struct):
-    """The stems of some pools."""
-
-    pools: Sequence[CardPool]
-
-    def known_stems(self, stems: AbstractSet[str]) -> AbstractSet[str]:
-        return {found for pool in self.pools for found in pool.known_stems(stems)}
-
-    def beginning_with(self, word: str, most: int) -> AbstractSet[str]:
-        segments = [segment for pool in self.pools for segment in pool.segments]
-        return {found for segment in segments for found in segment.beginning_with(word, most)}

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from kiwi_mcp.domain.cards import Card
 from kiwi_mcp.domain.items import NO_SOURCE, SOURCE_TRAITS, Source
+from kiwi_mcp.search.index import CardPool, Flags, Segment, Slots
 from kiwi_mcp.search.port import Floats, Hit, MatchReason
-from kiwi_mcp.search.query import CardPool, ParsedQuery, Term, terms_of
+from kiwi_mcp.search.query import ParsedQuery, Term, terms_of
 from kiwi_mcp.search.recall import RecallMatches
-from kiwi_mcp.search.segment import Flags, Segment, Slots
 from kiwi_mcp.search.tokens import words
 
 _ALIKE = 0.3

@@ -19,10 +19,10 @@ from msgspec import Struct
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.search.encoder import encoder_name, load_encoder
+from kiwi_mcp.search.index import SIZE, Slots, pack_vectors, unpack_vectors
 from kiwi_mcp.search.port import Encoder, Floats
 from kiwi_mcp.search.query import ParsedQuery
 from kiwi_mcp.search.recall_log import RecallAccess, SearchIntent, storable_part
-from kiwi_mcp.search.segment import SIZE, Slots, pack_vectors, unpack_vectors
 from kiwi_mcp.search.tokens import COMMON, stem, words
 from kiwi_mcp.search.worker import BackgroundWorker
 from kiwi_mcp.store.search_index.recall import RecallEntry

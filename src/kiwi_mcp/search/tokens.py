@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from functools import cache, lru_cache
 from math import log
 from pathlib import Path
 from string import ascii_lowercase, digits
 from threading import local
-from typing import Protocol
 
 import Stemmer  # type: ignore[import-not-found]  # a compiled module without types
 
@@ -94,7 +93,9 @@ def stem(word: str) -> str:
     """Return the stem of a word: `searches`, `searching` and `search` have one."""
     if len(word) <= _SHORTEST or not word.isascii():
         return word
-    return str(_stemmer().stemWord(_ISE.sub(r"iz\1", word)))
+    if not hasattr(_own, "stemmer"):  # a stemmer must not be used by two threads at once
+        _own.stemmer = Stemmer.Stemmer("english")
+    return str(_own.stemmer.stemWord(_ISE.sub(r"iz\1", word)))
 
 
 _RUN = lazy_pattern(r"[^\W_]+")
@@ -106,13 +107,6 @@ def forms_in(text: str, wanted: Collection[str]) -> tuple[str, ...]:
     return tuple(word for word in _RUN.findall(text) if stem(word.lower()) in stems)
 
 
-def _stemmer() -> Stemmer.Stemmer:
-    # A stemmer must not be used by two threads at once.
-    if not hasattr(_own, "stemmer"):
-        _own.stemmer = Stemmer.Stemmer("english")
-    return _own.stemmer
-
-
 _PREFIX, _TYPO = 0.7, 0.6
 _MAX_EXPANSIONS = 16
 _SHORTEST_PREFIX, _SHORTEST_TYPO = 3, 4
@@ -120,29 +114,26 @@ _MAX_TYPOS = 8
 """How many words of a query may be typos: each is compared with thousands of stems."""
 
 
-class Lexicon(Protocol):
-    """The stems that some cards hold."""
+def expand_terms(
+    words: Collection[str],
+    known_stems: Callable[[AbstractSet[str]], AbstractSet[str]],
+    beginning_with: Callable[[str, int], Collection[str]],
+) -> Mapping[str, Mapping[str, float]]:
+    """Return the stems that each word matches, with their weights relative to the word itself.
 
-    def known_stems(self, stems: AbstractSet[str]) -> AbstractSet[str]:
-        """Return those of `stems` that a card holds."""
-
-    def beginning_with(self, word: str, most: int) -> Collection[str]:
-        """Return some stems with a prefix."""
-
-
-def expand_terms(words: Collection[str], lexicon: Lexicon) -> Mapping[str, Mapping[str, float]]:
-    """Return the stems that each word matches, with their weights relative to the word itself."""
+    `known_stems` returns those of some stems that a card holds, `beginning_with` some stems with a prefix.
+    """
     roots = {word: stem(word) for word in words}
-    known = lexicon.known_stems({*roots.values()})
+    known = known_stems({*roots.values()})
     found: dict[str, Mapping[str, float]] = {}
     for word, root in roots.items():
         is_prefix = root not in known and len(word) >= _SHORTEST_PREFIX
-        longer = lexicon.beginning_with(word, _MAX_EXPANSIONS) if is_prefix else ()
+        longer = beginning_with(word, _MAX_EXPANSIONS) if is_prefix else ()
         found[word] = {root: 1.0} if root in known else dict.fromkeys(sorted(longer)[:_MAX_EXPANSIONS], _PREFIX)
     unknown = [word for word in words if not found[word] and len(word) >= _SHORTEST_TYPO and not is_known(word)]
     wrong = {word: {*_typos(word), *_typos(roots[word])} for word in unknown[:_MAX_TYPOS]}
     # All at once: the stems may be on a server.
-    right = lexicon.known_stems({one for some in wrong.values() for one in some}) if wrong else frozenset()
+    right = known_stems({one for some in wrong.values() for one in some}) if wrong else frozenset()
     near = {word: dict.fromkeys(sorted(right & some)[:_MAX_EXPANSIONS], _TYPO) for word, some in wrong.items()}
     return {**found, **near}
 

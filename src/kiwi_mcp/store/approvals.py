@@ -12,9 +12,8 @@ from msgspec.structs import replace
 from kiwi_mcp.domain.errors import ApprovalNotFound, ApprovalsWaiting, Conflict, Denied
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.records import Approval, ApprovalRule, ApprovalStatus
-from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, within
+from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, clean, id_range, within
 from kiwi_mcp.store.runs import new_run
-from kiwi_mcp.store.sql import clean, id_range
 
 MOST_PENDING = 20
 """How many questions of one actor may wait."""

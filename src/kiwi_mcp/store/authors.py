@@ -10,8 +10,7 @@ from msgspec.structs import astuple
 
 from kiwi_mcp.domain.isolation import Level, Provenance
 from kiwi_mcp.domain.times import moment
-from kiwi_mcp.store.database import Database, within
-from kiwi_mcp.store.sql import clean, plain
+from kiwi_mcp.store.database import Database, clean, plain, within
 
 _PATIENCE = 10.0
 """For how many seconds a server may be silent: a call waits for it."""

@@ -13,9 +13,8 @@ from msgspec import Struct
 from kiwi_mcp.domain.errors import BudgetExceeded, LeaseLost, ThreadEnded
 from kiwi_mcp.domain.threads import Thread, ThreadUsage
 from kiwi_mcp.domain.times import now_ms
-from kiwi_mcp.store.database import Database, Row, Transaction, Value, quick_transaction
+from kiwi_mcp.store.database import Database, Transaction, Value, clean, quick_transaction
 from kiwi_mcp.store.runs import new_run
-from kiwi_mcp.store.sql import clean
 
 DAY_MS = 86_400_000
 LedgerKind: TypeAlias = Literal["reserve", "settle", "charge_maximum", "release", "carve", "return"]
@@ -27,7 +26,8 @@ _RESERVE = f"{_ADD} and lease = ? and {_FITS}"
 _CARVE = f"{_ADD} and {_FITS}"
 _CLOSE = f"""update threads set reserved = reserved + ?, reserved_tokens = reserved_tokens + ?,
   {", ".join(f"{name} = {name} + ?" for name in COUNTERS)}, is_estimated = is_estimated | ? where id = ?"""  # noqa: S608 - our own names
-_REST = f"select spend_limit - spend - reserved, token_limit - ({_TOKENS}) - reserved_tokens, lease, ended_at, status"
+_REST = f"""select spend_limit - spend - reserved, token_limit - ({_TOKENS}) - reserved_tokens, lease, ended_at, status
+  from threads where id = ?"""  # noqa: S608 - as above
 _DAY = """select cast(coalesce(sum(spend + reserved), 0) as bigint),
   cast(coalesce(sum(case when starter = ? then spend + reserved else 0 end), 0) as bigint)
   from budget_days where owner = ? and day = ?"""
@@ -115,9 +115,24 @@ class Budget:
     def reserve(
         self, thread: Thread, attempt: int, micros: int, tokens: int, *, day_limits: DayLimits, now: int | None = None
     ) -> Reservation | Refusal:
-        """Reserve money and tokens for one request; a limit of n allows exactly n."""
+        """Reserve money and tokens for one request, under the lease of the thread; a limit of n allows exactly n."""
         with quick_transaction(self._database) as transaction:
-            return reserve(transaction, thread, attempt, micros, tokens, day_limits, now or now_ms())
+            now = now or now_ms()
+            if micros:
+                ((every, own),) = transaction.read(_DAY, (thread.starter, thread.owner, now // DAY_MS))
+                if (rest := day_limits.owner - int(str(every))) < micros:
+                    return Refusal("owner_day", micros, max(rest, 0))
+                if thread.starter and (rest := day_limits.starter - int(str(own))) < micros:
+                    return Refusal("starter_day", micros, max(rest, 0))
+            if not transaction.write(_RESERVE, (micros, tokens, thread.id, thread.lease, micros, tokens)):
+                return _refusal(transaction, thread.id, micros, tokens, lease=thread.lease)
+            id_, place = new_run(now)[0], (thread.id, thread.root_id)
+            transaction.write(_ADD_DAY, (thread.owner, thread.starter, now // DAY_MS, micros))
+            _add(
+                transaction,
+                LedgerEntry(id_, id_, *place, now, "reserve", attempt, reserved=micros, reserved_tokens=tokens),
+            )
+            return Reservation(id_, *place, thread.owner, thread.starter, now, micros, tokens, attempt)
 
     def settle(
         self, reservation: Reservation, micros: int, usage: ThreadUsage, *, model: str = "", price_source: str = ""
@@ -129,7 +144,7 @@ class Budget:
     def charge_maximum(self, reservation: Reservation) -> bool:
         """Charge a whole reservation: the reply was lost, and what it cost is not known."""
         with quick_transaction(self._database) as transaction:
-            return charge_maximum(transaction, reservation)
+            return _charge_maximum(transaction, reservation)
 
     def release(self, reservation: Reservation) -> bool:
         """Free a reservation of which nothing was used."""
@@ -140,25 +155,6 @@ class Budget:
         """Return the ledger of a thread, of a root with that of its whole tree, the oldest entry first."""
         rows = self._database.read(_READ, (thread_id, thread_id))
         return tuple(LedgerEntry(*row) for row in rows)  # type: ignore[arg-type]  # the columns are the fields
-
-
-def reserve(
-    transaction: Transaction, thread: Thread, attempt: int, micros: int, tokens: int, day_limits: DayLimits, now: int
-) -> Reservation | Refusal:
-    """Reserve inside a transaction, under the lease of the thread."""
-    if refusal := _day_refusal(transaction, thread, micros, day_limits, now):
-        return refusal
-    if not transaction.write(_RESERVE, (micros, tokens, thread.id, thread.lease, micros, tokens)):
-        return _refusal(transaction, thread, micros, tokens)
-    made = Reservation(
-        new_run(now)[0], thread.id, thread.root_id, thread.owner, thread.starter, now, micros, tokens, attempt
-    )
-    transaction.write(_ADD_DAY, (made.owner, made.starter, now // DAY_MS, micros))
-    entry = LedgerEntry(
-        made.id, made.id, thread.id, thread.root_id, now, "reserve", attempt, reserved=micros, reserved_tokens=tokens
-    )
-    _add(transaction, entry)
-    return made
 
 
 def settle(
@@ -185,16 +181,16 @@ def settle(
     return True
 
 
-def charge_maximum(transaction: Transaction, reservation: Reservation) -> bool:
-    """Charge a whole reservation inside a transaction. Which tokens were used is not known: all count as input."""
+def _charge_maximum(transaction: Transaction, reservation: Reservation) -> bool:
+    # Which tokens were used is not known: all count as input.
     usage = ThreadUsage(input_tokens=reservation.tokens, is_estimated=True)
     return settle(transaction, reservation, reservation.micros, usage, kind="charge_maximum")
 
 
 def charge_open(transaction: Transaction, thread_id: str) -> None:
     """Charge every reservation of a thread that was not closed."""
-    for reservation in _open(transaction, thread_id):
-        charge_maximum(transaction, reservation)
+    for row in transaction.read(_OPEN, (thread_id,)):
+        _charge_maximum(transaction, Reservation(*row))  # type: ignore[arg-type]  # the columns are the fields
 
 
 def carve(
@@ -204,10 +200,10 @@ def carve(
     is_less = micros <= 0 and tokens <= 0
     statement, fits = (_ADD, ()) if is_less else (_CARVE, (micros, tokens))
     if not transaction.write(statement, (micros, tokens, parent_id, *fits)):
-        raise _exceeded(transaction, parent_id, micros, tokens)
-    entry = LedgerEntry(
-        new_run(now)[0], child_id, parent_id, root_id, now, "carve", reserved=micros, reserved_tokens=tokens
-    )
+        refusal = _refusal(transaction, parent_id, micros, tokens)
+        raise BudgetExceeded(refusal.limit, wanted=refusal.wanted, rest=refusal.rest)
+    id_ = new_run(now)[0]
+    entry = LedgerEntry(id_, child_id, parent_id, root_id, now, "carve", reserved=micros, reserved_tokens=tokens)
     _add(transaction, entry)
 
 
@@ -246,43 +242,18 @@ def _add(transaction: Transaction, entry: LedgerEntry) -> int:
     return transaction.write(_ADD_ENTRY, [cast("Value", getattr(entry, name)) for name in _COLUMNS])
 
 
-def _open(source: Transaction, thread_id: str) -> tuple[Reservation, ...]:
-    return tuple(Reservation(*row) for row in source.read(_OPEN, (thread_id,)))  # type: ignore[arg-type]  # as above
-
-
-def _day_refusal(transaction: Transaction, thread: Thread, micros: int, limits: DayLimits, now: int) -> Refusal | None:
-    if not micros:
-        return None
-    ((every, own),) = transaction.read(_DAY, (thread.starter, thread.owner, now // DAY_MS))
-    if (rest := limits.owner - int(str(every))) < micros:
-        return Refusal("owner_day", micros, max(rest, 0))
-    if thread.starter and (rest := limits.starter - int(str(own))) < micros:
-        return Refusal("starter_day", micros, max(rest, 0))
-    return None
-
-
-def _refusal(transaction: Transaction, thread: Thread, micros: int, tokens: int) -> Refusal:
-    spend, rest_tokens, lease, ended_at, status = _rest(transaction, thread.id)
+def _refusal(
+    transaction: Transaction, thread_id: str, micros: int, tokens: int, *, lease: int | None = None
+) -> Refusal:
+    """Return what a thread lacks; raise if it has ended, or if it has another lease than the given one."""
+    rows = transaction.read(_REST, (thread_id,))
+    if not rows:
+        raise LeaseLost(thread_id)
+    spend, rest_tokens, current, ended_at, status = rows[0]
     if ended_at:
-        raise ThreadEnded(thread.id, str(status))
-    if lease != thread.lease:
-        raise LeaseLost(thread.id)
+        raise ThreadEnded(thread_id, str(status))
+    if lease is not None and current != lease:
+        raise LeaseLost(thread_id)
     if int(str(spend)) < micros:
         return Refusal("spend", micros, max(int(str(spend)), 0))
     return Refusal("tokens", tokens, max(int(str(rest_tokens)), 0))
-
-
-def _exceeded(transaction: Transaction, parent_id: str, micros: int, tokens: int) -> BudgetExceeded | ThreadEnded:
-    spend, rest_tokens, _, ended_at, status = _rest(transaction, parent_id)
-    if ended_at:
-        return ThreadEnded(parent_id, str(status))
-    if int(str(spend)) < micros:
-        return BudgetExceeded("spend", wanted=micros, rest=max(int(str(spend)), 0))
-    return BudgetExceeded("tokens", wanted=tokens, rest=max(int(str(rest_tokens)), 0))
-
-
-def _rest(transaction: Transaction, thread_id: str) -> Row:
-    rows = transaction.read(f"{_REST} from threads where id = ?", (thread_id,))
-    if not rows:
-        raise LeaseLost(thread_id)
-    return rows[0]

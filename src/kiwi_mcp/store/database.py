@@ -20,22 +20,18 @@ Row: TypeAlias = tuple[Value, ...]
 
 PATIENCE = 30.0
 """How many seconds a writer waits for the writers before it."""
-_silence: ContextVar[float] = ContextVar("silence", default=65.0)
+silence: ContextVar[float] = ContextVar("silence", default=65.0)
+"""For how many seconds a server may be silent now."""
 
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
     """Set how many seconds the server may stay silent during this block before the operation fails."""
-    before = _silence.set(seconds)
+    before = silence.set(seconds)
     try:
         yield
     finally:
-        _silence.reset(before)
-
-
-def longest_silence() -> float:
-    """Return for how many seconds a server may be silent now."""
-    return _silence.get()
+        silence.reset(before)
 
 
 def json_column(value: JsonObject) -> str:
@@ -156,3 +152,29 @@ def quick_transaction(database: Database, patience: float = 10.0) -> Iterator[Tr
             return
     with within(patience), database.transaction() as transaction:
         yield transaction
+
+
+LONGEST = 2_000
+"""The most that is kept of a text, in characters."""
+
+
+def plain(values: Sequence[Value]) -> Sequence[Value]:
+    """Return the values of a row, with texts that every database can hold."""
+    text = ""
+    for value in values:
+        if type(value) is str:
+            text += value
+    if text.isascii() and len(text) <= LONGEST and "\0" not in text:  # as the texts of most rows
+        return values
+    return [clean(value) if type(value) is str else value for value in values]
+
+
+def id_range(wanted: str) -> tuple[str, str]:
+    """Return the first id that begins with a text, and the first that comes after all of them."""
+    start = clean(wanted.upper())
+    return start, f"{start}["  # `[` comes after the last letter of an id
+
+
+def clean(text: str) -> str:
+    """Return a text as every database can hold it."""
+    return text[:LONGEST].encode(errors="replace").decode().replace("\0", "\ufffd")

@@ -27,7 +27,7 @@ from kiwi_mcp.store.database import (
     Value,
     busy,
     invalid_value,
-    longest_silence,
+    silence,
     unavailable,
 )
 
@@ -45,7 +45,7 @@ class PostgresConnection(psycopg.Connection[Row]):
 
     def wait(self, gen: PQGen[_T], interval: float = _INTERVAL, timeout: float | None = None) -> _T:
         """Follow an exchange with the server to its end."""
-        limit = longest_silence() if timeout is None else timeout
+        limit = silence.get() if timeout is None else timeout
         try:
             return super().wait(_followed(gen, limit), min(interval, _INTERVAL))
         except Silence:
@@ -298,7 +298,7 @@ class PostgresDatabase:
         self._leave_parent()
         self._patience.check()
         query = translated(statement)
-        if not self._reading.acquire(timeout=longest_silence()):
+        if not self._reading.acquire(timeout=silence.get()):
             raise unavailable(self.url, "it has other calls to answer first", "Try again in a moment.")
         try:
             while True:
@@ -331,7 +331,7 @@ class PostgresDatabase:
         """Begin to write: one writer at a time, no half of it ever visible, durable once the block has ended."""
         self._leave_parent()
         self._patience.check()
-        if not self._writing.acquire(timeout=min(PATIENCE, longest_silence())):
+        if not self._writing.acquire(timeout=min(PATIENCE, silence.get())):
             raise busy(self.url)
         try:
             connection = self._begun()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kiwi_mcp.store.database import Value
-from kiwi_mcp.store.sql import clean
+from kiwi_mcp.store.database import Value, clean
 
 STDIO = "stdio"
 """The principal that started the process."""

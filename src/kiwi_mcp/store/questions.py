@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from kiwi_mcp.domain.errors import ThreadNotFound
 from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.threads import ThreadQuestion
-from kiwi_mcp.store.database import Database, Row, Transaction, Value, quick_transaction
-from kiwi_mcp.store.sql import clean, id_range
+from kiwi_mcp.store.database import Database, Row, Transaction, Value, clean, id_range, quick_transaction
 
 _COLUMNS = ThreadQuestion.__struct_fields__
 _JSON = ("message", "schema", "answer")
@@ -78,17 +77,6 @@ def ask(transaction: Transaction, question: ThreadQuestion) -> None:
     cells = {name: getattr(question, name) for name in _COLUMNS}
     cells |= {name: _encode(cells[name]) for name in _JSON}
     transaction.write(_ADD, (*(cells[name] for name in _COLUMNS), question.thread_id))
-
-
-def withdraw(transaction: Transaction, thread_id: str) -> None:
-    """Close the open questions of a thread that has ended."""
-    transaction.write("update questions set status = 'withdrawn' where thread_id = ? and status = 'open'", (thread_id,))
-
-
-def erase_questions(transaction: Transaction, thread_id: str) -> None:
-    """Erase the texts of the questions of a thread."""
-    statement = "update questions set message = '\"\"', schema = '{}', answer = 'null' where thread_id = ?"
-    transaction.write(statement, (thread_id,))
 
 
 def _question(row: Row) -> ThreadQuestion:

@@ -8,8 +8,7 @@ from msgspec import Struct
 
 from kiwi_mcp.domain.errors import ThreadEnded, ThreadTaken
 from kiwi_mcp.domain.threads import Thread, ThreadStatus, WaitReason
-from kiwi_mcp.store.database import Database, Transaction, quick_transaction
-from kiwi_mcp.store.sql import clean
+from kiwi_mcp.store.database import Database, Transaction, clean, quick_transaction
 from kiwi_mcp.store.threads import STALE_MS, take_in
 
 MINUTE_MS = 60_000

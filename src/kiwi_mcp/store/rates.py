@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kiwi_mcp.domain.times import now_ms
-from kiwi_mcp.store.database import Database, quick_transaction
-from kiwi_mcp.store.sql import clean
+from kiwi_mcp.store.database import Database, clean, quick_transaction
 
 _MINUTE_MS = 60_000
 # A time that is more than a minute ahead was written before the clock was set back.

@@ -15,9 +15,8 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import canonical
 from kiwi_mcp.domain.records import Receipt, ReceiptEntry, ReceiptHead, RunStatus
 from kiwi_mcp.domain.times import iso
-from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, within
+from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, clean, id_range, plain, within
 from kiwi_mcp.store.principals import is_named, named
-from kiwi_mcp.store.sql import clean, id_range, plain
 
 KIND = b"kiwi-receipt-v1\0"
 """The prefix of the hashed data of a receipt, so that its hash cannot match another kind of data."""

@@ -17,10 +17,9 @@ from msgspec import Struct
 from kiwi_mcp.domain.errors import KiwiError, NotFound, RunNotFound, StoreDamaged, StoreUnavailable
 from kiwi_mcp.domain.records import Receipt, RunRecord, RunStatus
 from kiwi_mcp.domain.times import encode_id, is_run_id, iso, run_id
-from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, within
+from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, clean, plain, within
 from kiwi_mcp.store.principals import named
 from kiwi_mcp.store.receipts import append, begin, end
-from kiwi_mcp.store.sql import clean, plain
 
 _COLUMNS = RunRecord.__struct_fields__
 _ADD = f"insert into runs ({', '.join(_COLUMNS)}) values ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - our own names

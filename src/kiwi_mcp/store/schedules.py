@@ -7,8 +7,7 @@ import json
 from kiwi_mcp.domain.errors import Conflict, NotFound
 from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.schedules import Occurrence, Schedule
-from kiwi_mcp.store.database import Database, Row, Transaction, quick_transaction
-from kiwi_mcp.store.sql import clean
+from kiwi_mcp.store.database import Database, Row, Transaction, clean, quick_transaction
 
 _COLUMNS = Schedule.__struct_fields__
 _JSON = ("inputs", "limits")

@@ -101,34 +101,24 @@ _STEPS = 100_000
 """After how many steps of SQLite's machine the time is looked at: some milliseconds."""
 
 
-class _Watch:
-    """The time at which the statement of a connection is ended."""
-
-    def __init__(self) -> None:
-        self.end = inf
-
-    def is_over(self) -> bool:
-        return monotonic() > self.end
-
-
 class Line:
     """A connection with the one cursor that is used on it, by one thread at a time."""
 
     def __init__(self, connection: library.Connection) -> None:
         self.connection = connection
         self._cursor = connection.cursor()
+        self._end = end = [inf]  # the time at which its statement is ended
         # Not a method of the line: the connection would hold the line, and neither would ever go.
-        self._watch = _Watch()
-        connection.set_progress_handler(self._watch.is_over, _STEPS)
+        connection.set_progress_handler(lambda: monotonic() > end[0], _STEPS)
 
     def execute(self, statement: str, values: Sequence[Value] = ()) -> library.Cursor:
         """Run one statement, and return the cursor with its rows and how many it changed."""
-        self._watch.end = monotonic() + LIMIT
+        self._end[0] = monotonic() + LIMIT
         return self._cursor.execute(statement, values)
 
     def insert(self, statement: str, rows: Iterable[Sequence[Value]]) -> None:
         """Run one statement for each row, without a time limit: the source of the rows may be slow."""
-        self._watch.end = inf
+        self._end[0] = inf
         self._cursor.executemany(statement, rows)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Literal, cast
 
-from msgspec import UNSET, Struct, convert
+from msgspec import UNSET, Struct, convert, field
 from msgspec.structs import asdict, replace
 
 from kiwi_mcp.domain.errors import (
@@ -38,10 +38,8 @@ from kiwi_mcp.domain.threads import (
 )
 from kiwi_mcp.domain.times import iso, now_ms, run_id
 from kiwi_mcp.store.budget import COUNTERS, carve, charge_open, ledger_sums, return_rest
-from kiwi_mcp.store.database import Database, Row, Transaction, Value, quick_transaction
-from kiwi_mcp.store.questions import erase_questions, withdraw
+from kiwi_mcp.store.database import Database, Row, Transaction, Value, clean, id_range, quick_transaction
 from kiwi_mcp.store.runs import ADD_BLOB, drop_blob
-from kiwi_mcp.store.sql import clean, id_range
 
 STALE_MS = 15_000
 """After how many milliseconds without a beat another process may take a thread."""
@@ -131,10 +129,7 @@ class Threads:
         self._owner = clean(owner)
 
     def create(
-        self,
-        thread: Thread,
-        events: Sequence[NewEvent],
-        also: Callable[[Transaction], None] | None = None,
+        self, thread: Thread, events: Sequence[NewEvent], also: Callable[[Transaction], None] | None = None
     ) -> Thread:
         """Store a new thread with its first events; `also` writes in the same transaction."""
         root = replace(thread, owner=self._owner, parent_id="", root_id="", depth=0)
@@ -203,14 +198,9 @@ class Threads:
     def list(self, wanted: ThreadFilter) -> tuple[Thread, ...]:
         """Return the threads that are wanted, the newest first."""
         idle = "(kind <> 'conversation' or status <> 'waiting' or waits_for <> ?)"
+        names = ("status", "directive", "starter", "parent_id", "root_id", "kind", "project")
         clauses: Sequence[tuple[str, str | None]] = (
-            ("status = ?", wanted.status),
-            ("directive = ?", wanted.directive),
-            ("starter = ?", wanted.starter),
-            ("parent_id = ?", wanted.parent_id),
-            ("root_id = ?", wanted.root_id),
-            ("kind = ?", wanted.kind),
-            ("project = ?", wanted.project),
+            *((f"{name} = ?", getattr(wanted, name)) for name in names),
             (idle, None if wanted.has_idle else "message"),
             ("id >= ?", None if wanted.since is None else run_id(wanted.since, 0)),
             ("id < ?", None if wanted.until is None else run_id(wanted.until, 0)),
@@ -229,13 +219,13 @@ class Threads:
 
     def beat(self, thread_ids: Sequence[str], process: str, now: int) -> Mapping[str, str]:
         """Renew the leases of a process, and return the command for each thread that it still has."""
+        statement = "update threads set beat_at = ? where id = ? and lease_owner = ? returning command"
         with quick_transaction(self._database) as transaction:
-            found: dict[str, str] = {}
-            for thread_id in thread_ids:
-                statement = "update threads set beat_at = ? where id = ? and lease_owner = ? returning command"
-                for (command,) in transaction.read(statement, (now, thread_id, clean(process))):
-                    found[thread_id] = str(command)
-            return found
+            return {
+                thread_id: str(command)
+                for thread_id in thread_ids
+                for (command,) in transaction.read(statement, (now, thread_id, clean(process)))
+            }
 
     def confirm(self, thread: Thread) -> None:
         """Raise if another process has taken a thread."""
@@ -319,9 +309,9 @@ class Threads:
                 "update threads set inputs = null, result = null, message = '' where id = ?",
                 "delete from thread_blobs where thread_id = ?",
                 "delete from thread_deltas where thread_id = ?",
+                "update questions set message = '\"\"', schema = '{}', answer = 'null' where thread_id = ?",
             ):
                 transaction.write(statement, (thread_id,))
-            erase_questions(transaction, thread_id)
             transaction.write("update threads set erased_at = ? where id = ?", (now, thread_id))
             for (digest,) in blobs:
                 drop_blob(transaction, str(digest))
@@ -362,14 +352,15 @@ def append_in(
 ) -> AppendedEvents:
     """Append events inside a transaction, under the lease, behind the last event: parallel calls append as well."""
     at = max(now_ms(), thread.updated_at)
-    made = _projection(transaction, thread, changes, at) if changes is not None else _Projection({}, {}, {}, {})
-    values = made.sets
-    if (status := values.get("status")) in ENDED:
+    made = _projection(transaction, thread, changes, at) if changes is not None else _Projection()
+    has_ended = made.sets.get("status") in ENDED
+    if has_ended:
         charge_open(transaction, thread.id)
     found = _append(transaction, thread, events, made, at)
-    if status in ENDED:
+    if has_ended:
         return_rest(transaction, thread.id, at)
-        withdraw(transaction, thread.id)
+        unanswered = "update questions set status = 'withdrawn' where thread_id = ? and status = 'open'"
+        transaction.write(unanswered, (thread.id,))
     return found
 
 
@@ -388,16 +379,16 @@ def _latest(transaction: Transaction, thread: Thread) -> Thread:
 class _Projection(Struct, frozen=True):
     """What changes: columns to set, columns to add to, the changes that the event records, and other fields."""
 
-    sets: dict[str, Value]
-    adds: dict[str, int]
-    words: dict[str, Json]
-    fields: dict[str, object]
+    sets: dict[str, Value] = field(default_factory=dict)
+    adds: dict[str, int] = field(default_factory=dict)
+    words: dict[str, Json] = field(default_factory=dict)
+    fields: dict[str, object] = field(default_factory=dict)
 
 
 def _projection(transaction: Transaction, thread: Thread, changes: ThreadChanges, at: int) -> _Projection:
-    sets: dict[str, Value] = {}
-    words: dict[str, Json] = {}
-    fields: dict[str, object] = {}
+    adds = {name: number for name in ("turns", "tool_calls", "spawns") if (number := getattr(changes, name))}
+    made = _Projection(adds=adds)
+    sets, words, fields = made.sets, made.words, made.fields
     for name in ("model", "finish_reason", "code"):
         if (text := getattr(changes, name)) is not None:
             words[name] = sets[name] = clean(text)
@@ -415,8 +406,8 @@ def _projection(transaction: Transaction, thread: Thread, changes: ThreadChanges
         words["message_sha256"] = _digest(text)
     if changes.result is not UNSET:
         text = _encode(fields.setdefault("result", changes.result))
-        words["result_sha256"] = sets["result_sha256"] = _digest(text)
-        sets["result"] = _stored(transaction, text, str(sets["result_sha256"]), thread.id, at)
+        words["result_sha256"] = sets["result_sha256"] = digest = _digest(text)
+        sets["result"] = _stored(transaction, text, digest, thread.id, at)
     if changes.limits is not None:
         fields["limits"] = limits = changes.limits
         words["limits"] = asdict(limits)
@@ -424,8 +415,8 @@ def _projection(transaction: Transaction, thread: Thread, changes: ThreadChanges
         if thread.parent_id:
             more = (limits.spend - thread.limits.spend, limits.tokens - thread.limits.tokens)
             carve(transaction, thread.parent_id, thread.root_id, thread.id, *more, at)
-    adds = {name: number for name in ("turns", "tool_calls", "spawns") if (number := getattr(changes, name))}
-    return _Projection(sets, adds, {**words, **adds}, fields)
+    words.update(adds)
+    return made
 
 
 def _append(
@@ -443,7 +434,7 @@ def _append(
         # What was changed belongs to the last event.
         changes = _encode(made.words) if made.words and len(rows) + 1 == len(events) else ""
         head = seal(thread.id, seq, at, event.kind, digest, changes, head)
-        body = text if len(text) <= INLINE_LIMIT else _stored(transaction, text, digest, thread.id, at)
+        body = _stored(transaction, text, digest, thread.id, at)
         rows.append((thread.id, seq, at, event.kind, body, digest, changes, head))
         stored.append(_event(thread.id, (seq, at, event.kind, text, None, digest, changes, head)))
     sets: dict[str, Value] = {"seq": seq, "head": head, "updated_at": at, **made.sets}
@@ -514,7 +505,7 @@ def _create(transaction: Transaction, thread: Thread, events: Sequence[NewEvent]
         "limits": limits,
         **{name: cells[name] for name in ("status", "waits_for", "model", "is_tainted")},
     }
-    return _append(transaction, new, events, _Projection({}, {}, words, {}), at).thread
+    return _append(transaction, new, events, _Projection(words=words), at).thread
 
 
 def _stored(transaction: Transaction, text: str, digest: str, thread_id: str, at: int) -> str | None:
@@ -575,7 +566,7 @@ def _text(source: Database | Transaction, text: Json | Value, digest: Json | Val
     if text is not None or digest is None:
         return cast("str | None", text)
     rows = source.read("select content from blobs where sha256 = ?", (str(digest),))
-    return rows[0][0].decode(errors="replace") if rows and isinstance(rows[0][0], bytes) else None
+    return _body(None, rows[0][0]) if rows else None
 
 
 def _read(text: Json, place: str) -> Json:
@@ -598,16 +589,9 @@ def _event(thread_id: str, row: Row) -> ThreadEvent:
     seq, text = int(str(number)), _body(body, content)
     place = f"event {seq} of the thread {thread_id}"
     return ThreadEvent(
-        thread_id,
-        seq,
-        int(str(at)),
-        cast("EventKind", kind),
-        as_object(_read(text, place)),
-        str(digest),
-        str(own),
-        as_object(_read(changes or None, place)),
-        is_erased=text is None,
-    )
+        thread_id, seq, int(str(at)), cast("EventKind", kind), as_object(_read(text, place)), str(digest), str(own),
+        as_object(_read(changes or None, place)), is_erased=text is None,
+    )  # fmt: skip
 
 
 def _faults(database: Database, thread_id: str, cells: Mapping[str, Value]) -> Iterator[Issue]:
@@ -627,20 +611,15 @@ def _faults(database: Database, thread_id: str, cells: Mapping[str, Value]) -> I
         if seal(thread_id, seq, int(str(at)), str(kind), str(digest), str(changes), head) != own:
             yield Issue(place, "it was changed after it was written, or does not follow the one before it", _FIX)
         head = str(own)
-        _fold(state, str(changes))
+        try:
+            made = as_object(json.loads(str(changes) or "{}"))
+        except ValueError:  # the hash of the event is wrong, too
+            continue
+        for name, value in made.items():
+            known = state.get(name)
+            is_count = name in {"turns", "tool_calls", "spawns"} and isinstance(value, int)
+            state[name] = value + (known if isinstance(known, int) else 0) if is_count else value  # type: ignore[operator]  # as checked
     yield from _row_faults(database, cells, {"seq": seq, "head": head, **ledger_sums(database, thread_id)}, state)
-
-
-def _fold(state: dict[str, Json], changes: str) -> None:
-    """Apply the changes of one event."""
-    try:
-        made = as_object(json.loads(changes or "{}"))
-    except ValueError:  # the hash of the event is wrong, too
-        return
-    for name, value in made.items():
-        known = state.get(name)
-        is_count = name in {"turns", "tool_calls", "spawns"} and isinstance(value, int)
-        state[name] = value + (known if isinstance(known, int) else 0) if is_count else value  # type: ignore[operator]  # as checked
 
 
 def _row_faults(

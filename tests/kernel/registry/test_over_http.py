@@ -33,7 +33,7 @@ from kiwi_mcp.store.remote import http
 from kiwi_mcp.store.remote.artifact import VersionAnnotations, digest_of
 from kiwi_mcp.store.remote.http import HttpRemote
 from kiwi_mcp.store.remote.layout import LayoutEntry
-from kiwi_mcp.store.remote.port import LayoutRemote
+from kiwi_mcp.store.remote.sync import LayoutRemote
 
 T = TypeVar("T")
 TOKEN = "kiwi_a-very-secret-token"

@@ -32,8 +32,7 @@ from kiwi_mcp.store.registry.registry import Registry
 from kiwi_mcp.store.registry.release_check import CheckedRelease
 from kiwi_mcp.store.remote import sync
 from kiwi_mcp.store.remote.layout import Layout
-from kiwi_mcp.store.remote.port import LayoutRemote, LocalRegistry, RemoteRegistry
-from kiwi_mcp.store.remote.sync import RegistrySnapshot, VersionQuery
+from kiwi_mcp.store.remote.sync import LayoutRemote, LocalRegistry, RegistrySnapshot, RemoteRegistry, VersionQuery
 
 T = TypeVar("T")
 EVE = Actor("eve", ("acme", "public"))

@@ -21,8 +21,7 @@ from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.registry.registry import Registry
 from kiwi_mcp.store.registry.release_check import CheckedRelease
 from kiwi_mcp.store.remote.layout import Layout
-from kiwi_mcp.store.remote.port import LayoutRemote, LocalRegistry
-from kiwi_mcp.store.remote.sync import VersionQuery, copy, pull
+from kiwi_mcp.store.remote.sync import LayoutRemote, LocalRegistry, VersionQuery, copy, pull
 
 RUNTIME = (
     'tool_id: {name}\ntool_type: runtime\nversion: "1.0.0"\nexecutor: subprocess\ndescription: Runs it\n'

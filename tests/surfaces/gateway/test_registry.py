@@ -23,8 +23,7 @@ from kiwi_mcp.store.remote import http, sync
 from kiwi_mcp.store.remote.artifact import digest_of, encode
 from kiwi_mcp.store.remote.http import BLOBS, INDEX, LAYOUT, HttpRemote
 from kiwi_mcp.store.remote.layout import LayoutEntry, index_bytes
-from kiwi_mcp.store.remote.port import LocalRegistry
-from kiwi_mcp.store.remote.sync import VersionQuery
+from kiwi_mcp.store.remote.sync import LocalRegistry, VersionQuery
 
 T = TypeVar("T")
 copy, pull = partial(sync.copy, check=check_release), partial(sync.pull, check=check_release)

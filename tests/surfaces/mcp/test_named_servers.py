@@ -24,7 +24,7 @@ from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.kernel.token_meter import all_sent
 from kiwi_mcp.kernel.tool_names import known_namespaces, namespaces_place, touch_server_names, write_namespaces
-from kiwi_mcp.store.database import longest_silence
+from kiwi_mcp.store.database import silence
 from kiwi_mcp.store.registry.registry import Registry
 from kiwi_mcp.surfaces.gateway.auth import VisitedKernel
 from kiwi_mcp.surfaces.mcp.calls import Calls
@@ -337,7 +337,7 @@ def test_a_slow_registry_delays_no_list(tmp_path: Path) -> None:
 
     class Silent(Store):
         def registry(self) -> Registry:
-            silences.append(longest_silence())
+            silences.append(silence.get())
             return super().registry()
 
     store = Silent(tmp_path)

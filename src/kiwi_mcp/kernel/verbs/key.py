@@ -35,7 +35,7 @@ from kiwi_mcp.manifest.signatures import Rotation, is_key, matches_key
 from kiwi_mcp.manifest.trust import TrustedKey, TrustFile, rotated
 from kiwi_mcp.manifest.type_specs import load_type_specs
 from kiwi_mcp.policy.admission import lookalikes
-from kiwi_mcp.store.remote.port import read_named
+from kiwi_mcp.store.remote.sync import read_named
 
 _SEARCHED = 200
 """In how many items of a publisher a key is looked for."""

@@ -31,10 +31,11 @@ from kiwi_mcp.kernel.tool_names import write_namespaces
 from kiwi_mcp.kernel.verb import ANYONE, Answer, AnyJson, Response, SearchRequest, verb
 from kiwi_mcp.kernel.view import Notice, TableRow, ViewItem, first_sentence, warning_rows
 from kiwi_mcp.search.encoder import load_encoder
+from kiwi_mcp.search.index import CardPool
 from kiwi_mcp.search.index_file import DamagedIndex
 from kiwi_mcp.search.indexes import SearchIndexes, SearchView, describe_locations, list_names
 from kiwi_mcp.search.port import Encoder, Filter, Hit, MatchReason, PublishedItems, sort_hits
-from kiwi_mcp.search.query import CardPool, ParsedQuery
+from kiwi_mcp.search.query import ParsedQuery
 from kiwi_mcp.search.ranking import RankedHits, near_misses, rank
 from kiwi_mcp.search.recall import RecallMatches
 from kiwi_mcp.search.tokens import forms_in, words

@@ -42,7 +42,7 @@ from kiwi_mcp.domain.registry import (
     pins_to_json,
 )
 from kiwi_mcp.domain.times import moment
-from kiwi_mcp.store.database import Database, Row, Transaction, Value
+from kiwi_mcp.store.database import Database, Transaction, Value
 from kiwi_mcp.store.registry.release_check import (
     MAX_ISSUES,
     MAX_LINKS,
@@ -61,13 +61,13 @@ from kiwi_mcp.store.registry.rows import (
     VersionRank,
     VisibilityFilter,
     chunks,
-    column_json,
     file_rows,
     filled,
     is_stated,
     item_columns,
     latest_of,
     look_up,
+    manifest_json,
     manifest_text,
     new_id,
     placeholders,
@@ -80,7 +80,6 @@ _LOG_COLUMNS = (
     "seq", "op", "namespace", "tool_id", "version", "content_hash", "closure_hash", "actor", "reason", "created_at",
     "prev_hash", "hash",
 )  # fmt: skip
-_LOG_PAGE = "select * from registry_log where seq > ? order by seq limit 1000"
 _FIRST = "-"
 """What the first entry has in place of a hash before it."""
 
@@ -115,21 +114,20 @@ def append_log(transaction: Transaction, actor: str, entries: Iterable[LogEntry]
 def broken_log(database: Database) -> Iterator[Issue]:
     """Yield where the log is not what was written: an entry changed, missing or added."""
     expected, before = 1, _FIRST
-    while page := database.read(_LOG_PAGE, (expected - 1,)):
+    while page := database.read("select * from registry_log where seq > ? order by seq limit 1000", (expected - 1,)):
         for row in page:
-            if fault := _log_fault(row, expected, before):
-                fix = "Compare it with a remote or a backup: nothing before this entry was changed."
-                yield Issue(f"log entry {expected}", fault, fix)
-                return
-            expected, before = expected + 1, str(row[-1])
-
-
-def _log_fault(row: Row, expected: int, before: str) -> str:
-    if row[0] != expected:
-        return f"it is missing; the next one is {row[0]!s}"
-    if row[-2] != before:
-        return "it does not follow the entry before it"
-    return "" if _log_hash(row[:-1]) == row[-1] else "it was changed after it was written"
+            if row[0] != expected:
+                fault = f"it is missing; the next one is {row[0]!s}"
+            elif row[-2] != before:
+                fault = "it does not follow the entry before it"
+            elif _log_hash(row[:-1]) != row[-1]:
+                fault = "it was changed after it was written"
+            else:
+                expected, before = expected + 1, str(row[-1])
+                continue
+            fix = "Compare it with a remote or a backup: nothing before this entry was changed."
+            yield Issue(f"log entry {expected}", fault, fix)
+            return
 
 
 def _log_hash(values: Sequence[Value]) -> str:
@@ -191,7 +189,7 @@ def _draft(release: CheckedRelease) -> VersionDraft | list[Issue]:
     issues: list[Issue] = []
     manifest, text = "", None
     try:
-        manifest, text = column_json(release.manifest), manifest_text(release)
+        manifest, text = manifest_json(release.manifest), manifest_text(release)
         manifest.encode()
     except (ValueError, TypeError, RecursionError, StopIteration):
         issues.append(Issue("manifest", "it cannot be read", _AGAIN))
@@ -208,9 +206,10 @@ def _draft(release: CheckedRelease) -> VersionDraft | list[Issue]:
     version = Version.parse(release.name.version)
     if issues or version is None:
         return [Issue(f"{release.name}: {one.place}"[:400], one.reason, one.fix) for one in issues]
-    order_of = (version.key, bool(version.pre))
-    pins = release.executor, release.references
-    return VersionDraft(release, release.name, *pins, release.digest, *order_of, tool_type, manifest, text)
+    return VersionDraft(
+        release, release.name, release.executor, release.references, release.digest,
+        version.key, bool(version.pre), tool_type, manifest, text,
+    )  # fmt: skip
 
 
 _TOOL_COLUMNS = (
@@ -235,12 +234,6 @@ class NewVersion(Struct, frozen=True):
     row: SealedVersion
     below: str | None
     """The id of its executor's version."""
-
-    @property
-    def rank(self) -> VersionRank:
-        """What decides whether it is the latest."""
-        is_yanked = self.draft.release.yanked is not None
-        return VersionRank(self.row.id, self.draft.key, self.draft.is_prerelease, is_yanked, is_latest=False)
 
 
 def publish(
@@ -376,7 +369,9 @@ def _choose(stored: PublishedRows, sealings: Sequence[NewVersion]) -> Mapping[st
     """Return the new versions that become the latest of their items, by the item's id."""
     ranks: dict[str, list[VersionRank]] = {}
     for one in sealings:
-        ranks.setdefault(one.tool, [*stored.ranks.get(one.tool, [])]).append(one.rank)
+        is_yanked = one.draft.release.yanked is not None
+        rank = VersionRank(one.row.id, one.draft.key, one.draft.is_prerelease, is_yanked, is_latest=False)
+        ranks.setdefault(one.tool, [*stored.ranks.get(one.tool, [])]).append(rank)
     ids = {latest_of(group).id for group in ranks.values()}
     return {one.tool: one for one in sealings if one.row.id in ids}
 
@@ -386,8 +381,7 @@ def _new_tools(
 ) -> Iterator[tuple[Value, ...]]:
     for one in latest:
         name, release = one.draft.name, one.draft.release
-        item = stored.items[name.item]
-        if item.is_new:
+        if (item := stored.items[name.item]).is_new:
             yield (
                 one.tool, name.tool_id, name.namespace, *item_columns(release.manifest, database), release.is_official,
                 release.is_builtin, item.visibility, name.version, moment(release.created_at or now), now,
@@ -446,16 +440,6 @@ and replace(v.item_references, ?, '') <> v.item_references limit 1"""
 _NAMES = "select item_references from tool_versions where tool_id = ?"
 
 
-class StatusRow(Struct, frozen=True):
-    """A version with a status that the actor may change."""
-
-    tool: str
-    id: str
-    name: VersionName
-    digest: str
-    closure: str
-
-
 def apply_visibilities(
     transaction: Transaction, sight: VisibilityFilter, events: Sequence[RegistryEvent]
 ) -> Sequence[RegistryEvent]:
@@ -500,21 +484,45 @@ def set_status(
     _refuse_issues([*bad_text(reason, "reason"), *bad_time(at, "at")])
     now, is_set = moment(), op in {"yank", "deprecate"}
     time = moment(at or now)
-    found = [_find_version(transaction, sight, name) for name in names]
+    found: list[tuple[str, str, LogEntry]] = []
+    for name in names:
+        tool, _ = _find_item(transaction, sight, name)
+        rows = cast("list[tuple[str, str, str, str]]", transaction.read(_VERSIONS, (tool,)))
+        version = next((row for row in rows if row[1] == name.version), None)
+        if version is None:
+            raise VersionNotFound(name.tool_id, name.version, found=[row[1] for row in rows])
+        id_, _, digest, closure = version
+        found.append((tool, id_, LogEntry(op, name, digest, closure, time, reason)))
     values = (time, reason) if is_set else (None, None)
-    changed = [one for one in found if transaction.write(_SET[op], (*values, one.id))]
-    for tool in {one.tool: None for one in changed}:
+    changed = [one for one in found if transaction.write(_SET[op], (*values, one[1]))]
+    for tool in {tool: None for tool, _, _ in changed}:
         update_latest(transaction, database, tool, now)
-    entries = [LogEntry(op, one.name, one.digest, one.closure, time, reason) for one in changed]
-    append_log(transaction, sight.actor.name, entries)
+    append_log(transaction, sight.actor.name, [entry for _, _, entry in changed])
 
 
 def _set_visibility(transaction: Transaction, sight: VisibilityFilter, name: VersionName, visibility: str) -> None:
+    """Change the visibility of an item, unless some could then see it and not what it depends on."""
     _refuse_issues([*bad_visibility(visibility)])
     tool, current = _find_item(transaction, sight, name)
     if current == visibility:
         return
-    _check_sight(transaction, tool, name, visibility)
+    if visibility == "private":
+        named = '","{}","{}","'.format(*name.item)  # as in the JSON of a pin
+        own = tool, name.namespace
+        if transaction.read(_DEPENDENTS, own) or transaction.read(_NAMED_BY, (*own, named)):
+            raise InvalidRequest(
+                f"{'/'.join(name.item)} cannot become private: published versions that others see depend on it.",
+                suggestion="Make it unlisted, which keeps it out of lists and searches.",
+            )
+    elif rows := transaction.read(_STANDS_ON, (tool,)):
+        version, *executor = map(str, rows[0])
+        raise visibility_conflict(str(replace(name, version=version)), str(VersionName(*executor)))
+    else:
+        pins = [pin for (text,) in transaction.read(_NAMES, (tool,)) for pin in pins_from_json(str(text))]
+        items = look_up(transaction, {pin.name.item for pin in pins}).items
+        for pin in pins:
+            if pin.name.item in items and items[pin.name.item].visibility == "private":
+                raise visibility_conflict("/".join(name.item), str(pin.name))
     now = moment()
     transaction.write("update tools set visibility = ?, updated_at = ? where id = ?", (visibility, now, tool))
     entry = LogEntry("visibility", replace(name, version=""), "", "", now, visibility)
@@ -526,15 +534,6 @@ def _refuse_issues(issues: Sequence[Issue]) -> None:
         raise InvalidRequest(listing("The request has", issues), suggestion=issues[0].fix)
 
 
-def _find_version(transaction: Transaction, sight: VisibilityFilter, name: VersionName) -> StatusRow:
-    tool, _ = _find_item(transaction, sight, name)
-    rows = cast("list[tuple[str, str, str, str]]", transaction.read(_VERSIONS, (tool,)))
-    for id_, version, digest, closure in rows:
-        if version == name.version:
-            return StatusRow(tool, id_, name, digest, closure)
-    raise VersionNotFound(name.tool_id, name.version, found=[row[1] for row in rows])
-
-
 def _find_item(transaction: Transaction, sight: VisibilityFilter, name: VersionName) -> tuple[str, str]:
     """Return an item's id and visibility. For actors who cannot see it, it does not exist."""
     rows = transaction.read(filled(_ITEM, sees=sight.named), (*name.item, *sight.members))
@@ -544,24 +543,3 @@ def _find_item(transaction: Transaction, sight: VisibilityFilter, name: VersionN
         raise NamespaceDenied(name.namespace, namespaces=sight.actor.namespaces)
     ((tool, visibility),) = cast("list[tuple[str, str]]", rows)
     return tool, visibility
-
-
-def _check_sight(transaction: Transaction, tool: str, name: VersionName, visibility: str) -> None:
-    """Refuse a visibility that would show an item to actors who cannot see what it depends on."""
-    if visibility == "private":
-        named = '","{}","{}","'.format(*name.item)  # as in the JSON of a pin
-        own = tool, name.namespace
-        if transaction.read(_DEPENDENTS, own) or transaction.read(_NAMED_BY, (*own, named)):
-            raise InvalidRequest(
-                f"{'/'.join(name.item)} cannot become private: published versions that others see depend on it.",
-                suggestion="Make it unlisted, which keeps it out of lists and searches.",
-            )
-    elif rows := transaction.read(_STANDS_ON, (tool,)):
-        version, *executor = (str(part) for part in rows[0])
-        raise visibility_conflict(str(replace(name, version=version)), str(VersionName(*executor)))
-    else:
-        pins = [pin for (text,) in transaction.read(_NAMES, (tool,)) for pin in pins_from_json(str(text))]
-        items = look_up(transaction, {pin.name.item for pin in pins}).items
-        for pin in pins:
-            if pin.name.item in items and items[pin.name.item].visibility == "private":
-                raise visibility_conflict("/".join(name.item), str(pin.name))

@@ -304,19 +304,23 @@ _TOOLS = """select t.id, t.namespace, t.tool_id, t.visibility, t.latest_version,
   v.is_prerelease, v.yanked_at, v.is_latest
 from tools t left join tool_versions v on v.tool_id = t.id
 where t.id in (select id from tools where id > ? order by id limit 500) order by t.id"""
-_UNLOGGED = """select t.namespace, t.tool_id, v.version, t.visibility
-from tool_versions v join tools t on t.id = v.tool_id
-left join registry_log l on l.op = 'publish' and l.namespace = t.namespace and l.tool_id = t.tool_id
-  and l.version = v.version and l.content_hash = v.content_hash and l.closure_hash = v.closure_hash
-where l.seq is null"""
-_MISSING = """select l.namespace, l.tool_id, l.version, coalesce(t.visibility, 'private')
-from registry_log l left join tools t on t.namespace = l.namespace and t.tool_id = l.tool_id
-left join tool_versions v on v.tool_id = t.id and v.version = l.version
-where l.op = 'publish' and v.id is null"""
-_TOO_VISIBLE = """select t.namespace, t.tool_id, v.version, t.visibility
-from tools et join tool_versions e on e.tool_id = et.id join tool_versions v on v.executor_version_id = e.id
-join tools t on t.id = v.tool_id
-where et.visibility = 'private' and (t.visibility <> 'private' or t.namespace <> et.namespace)"""
+_CONTRADICTIONS = {
+    "the log does not say that it was published as it is": """select t.namespace, t.tool_id, v.version, t.visibility
+      from tool_versions v join tools t on t.id = v.tool_id
+      left join registry_log l on l.op = 'publish' and l.namespace = t.namespace and l.tool_id = t.tool_id
+        and l.version = v.version and l.content_hash = v.content_hash and l.closure_hash = v.closure_hash
+      where l.seq is null""",
+    "the log says that it was published, and it is missing": """
+      select l.namespace, l.tool_id, l.version, coalesce(t.visibility, 'private')
+      from registry_log l left join tools t on t.namespace = l.namespace and t.tool_id = l.tool_id
+      left join tool_versions v on v.tool_id = t.id and v.version = l.version
+      where l.op = 'publish' and v.id is null""",
+    "it is visible to some who cannot see what it depends on": """
+      select t.namespace, t.tool_id, v.version, t.visibility
+      from tools et join tool_versions e on e.tool_id = et.id join tool_versions v on v.executor_version_id = e.id
+      join tools t on t.id = v.tool_id
+      where et.visibility = 'private' and (t.visibility <> 'private' or t.namespace <> et.namespace)""",
+}
 _ORPHANS = {
     "versions without an item": "tool_versions x left join tools y on y.id = x.tool_id where y.id is null",
     "files without a version": """tool_version_files x left join tool_versions y on y.id = x.tool_version_id
@@ -343,10 +347,25 @@ def verify_store(database: Database, sight: VisibilityFilter) -> Iterator[Issue]
             ((count,),) = database.read(f"select count(*) from {rows}")  # noqa: S608 - our own words
             if count:
                 yield Issue("store", f"{count!s} {what}", _RESTORE)
-        yield from _all_versions(database, sight)
-        yield from _latest(database, sight)
-        yield from _pairs(database, sight)
-        yield from _loose_blobs(database)
+        after = FIRST_ID
+        while found := database.read(filled(LISTED, tables=BY_VERSION) + _PAGE, (after,)):
+            page = [to_listed(row, database) for row in found]
+            after = page[-1].id
+            visible = {str(one.name): sight.sees(one.name.namespace, one.visibility) for one in page}
+            for issue in verify_versions(database, page):
+                yield issue if visible.get(issue.place, True) else _HIDDEN
+        yield from _wrong_latest(database, sight)
+        for fault, statement in _CONTRADICTIONS.items():
+            for namespace, tool_id, version, visibility in database.read(statement):
+                name = VersionName(str(namespace), str(tool_id), str(version))
+                is_seen = sight.sees(name.namespace, str(visibility))
+                yield Issue(str(name), fault, _RESTORE) if is_seen else _HIDDEN
+        blob = ""
+        while found := database.read(_LOOSE_BLOBS, (blob,)):
+            for hashed, size, content in found:
+                blob, data = str(hashed), as_bytes(content)
+                if (sha256(data).hexdigest(), len(data)) != (hashed, size):
+                    yield Issue(f"blob {blob}", "its bytes are not those it is named for", _RESTORE)
     except StoreDamaged as damage:
         yield Issue("store", damage.message, damage.suggestion)
 
@@ -385,61 +404,26 @@ def _row_faults(row: Row, listed: VersionInfo, named: Mapping[VersionName, Seale
         yield "it does not depend on what it was published with"
 
 
-def _all_versions(database: Database, sight: VisibilityFilter) -> Iterator[Issue]:
+def _wrong_latest(database: Database, sight: VisibilityFilter) -> Iterator[Issue]:
+    """Yield the items whose latest version is not the one that it should be."""
     after = FIRST_ID
-    while rows := database.read(filled(LISTED, tables=BY_VERSION) + _PAGE, (after,)):
-        page = [to_listed(row, database) for row in rows]
-        after = page[-1].id
-        visible = {str(one.name): sight.sees(one.name.namespace, one.visibility) for one in page}
-        for issue in verify_versions(database, page):
-            yield issue if visible.get(issue.place, True) else _HIDDEN
-
-
-def _latest(database: Database, sight: VisibilityFilter) -> Iterator[Issue]:
-    after = FIRST_ID
-    while rows := database.read(_TOOLS, (after,)):
-        for tool, group in groupby(rows, key=lambda row: row[0]):
-            after = str(tool)
-            yield from _tool_faults([*group], sight)
-
-
-def _tool_faults(rows: Sequence[Row], sight: VisibilityFilter) -> Iterator[Issue]:
-    _, namespace, tool_id, visibility, response = (str(value) for value in rows[0][:5])
-    ranks = {
-        VersionRank(str(id_), str(key), bool(is_pre), yanked is not None, bool(is_latest)): str(version)
-        for *_, id_, version, key, is_pre, yanked, is_latest in rows
-        if id_ is not None
-    }
-    marked = [one for one in ranks if one.is_latest]
-    if not ranks:
-        fault = "it has no version"
-    elif marked != [latest_of(ranks)]:
-        fault = f"{len(marked)} of its versions are marked as the latest, or another one should be"
-    elif ranks[marked[0]] != response:
-        fault = f"its latest version is given as {response}"
-    else:
-        return
-    is_seen = sight.sees(namespace, visibility)
-    fix = "Yank and unyank one of its versions: the latest is then chosen again."
-    yield Issue(f"{namespace}/{tool_id}", fault, fix) if is_seen else _HIDDEN
-
-
-def _pairs(database: Database, sight: VisibilityFilter) -> Iterator[Issue]:
-    for statement, fault in (
-        (_UNLOGGED, "the log does not say that it was published as it is"),
-        (_MISSING, "the log says that it was published, and it is missing"),
-        (_TOO_VISIBLE, "it is visible to some who cannot see what it depends on"),
-    ):
-        for *name, visibility in database.read(statement):
-            namespace, tool_id, version = (str(part) for part in name)
-            is_seen = sight.sees(namespace, str(visibility))
-            yield Issue(str(VersionName(namespace, tool_id, version)), fault, _RESTORE) if is_seen else _HIDDEN
-
-
-def _loose_blobs(database: Database) -> Iterator[Issue]:
-    after = ""
-    while rows := database.read(_LOOSE_BLOBS, (after,)):
-        for name, size, content in rows:
-            after, data = str(name), as_bytes(content)
-            if (sha256(data).hexdigest(), len(data)) != (name, size):
-                yield Issue(f"blob {after}", "its bytes are not those it is named for", _RESTORE)
+    while found := database.read(_TOOLS, (after,)):
+        for tool, group in groupby(found, key=lambda row: row[0]):
+            after, rows = str(tool), [*group]
+            _, namespace, tool_id, visibility, stated = map(str, rows[0][:5])
+            ranks = {
+                VersionRank(str(id_), str(key), bool(is_pre), yanked is not None, bool(is_latest)): str(version)
+                for *_, id_, version, key, is_pre, yanked, is_latest in rows
+                if id_ is not None
+            }
+            marked = [one for one in ranks if one.is_latest]
+            if not ranks:
+                fault = "it has no version"
+            elif marked != [latest_of(ranks)]:
+                fault = f"{len(marked)} of its versions are marked as the latest, or another one should be"
+            elif ranks[marked[0]] != stated:
+                fault = f"its latest version is given as {stated}"
+            else:
+                continue
+            fix = "Yank and unyank one of its versions: the latest is then chosen again."
+            yield Issue(f"{namespace}/{tool_id}", fault, fix) if sight.sees(namespace, visibility) else _HIDDEN

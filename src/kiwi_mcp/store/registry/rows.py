@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
-from itertools import islice
+from itertools import chain, islice
 from random import getrandbits
 from time import time_ns
 from typing import TypeVar, cast
@@ -176,24 +177,21 @@ class VersionRank(Struct, frozen=True):
     is_yanked: bool
     is_latest: bool
 
-    @property
-    def rank(self) -> tuple[bool, bool, str]:
-        """Releases rank above pre-releases, and both above yanked versions, which are ordered by version alone."""
-        return (not self.is_yanked, not self.is_yanked and not self.is_prerelease, self.key)
-
 
 def latest_of(ranks: Iterable[VersionRank]) -> VersionRank:
-    """Return the latest of an item's versions; there is always one."""
-    return max(ranks, key=lambda one: one.rank)
+    """Return the latest of an item's versions; there is always one.
+
+    Releases rank above pre-releases, and both above yanked versions, which are ordered by version alone.
+    """
+    return max(ranks, key=lambda one: (not one.is_yanked, not one.is_yanked and not one.is_prerelease, one.key))
 
 
 def update_latest(transaction: Transaction, database: Database, tool: Value, at: str) -> None:
     """Choose the latest version of an item again after a status change."""
-    ranks = [
+    latest = latest_of(
         VersionRank(str(id_), str(key), bool(is_pre), yanked is not None, bool(is_latest))
         for id_, key, is_pre, yanked, is_latest in transaction.read(_ORDERED, (tool,))
-    ]
-    latest = latest_of(ranks)
+    )
     if latest.is_latest:
         return
     transaction.write("update tool_versions set is_latest = false where tool_id = ? and is_latest = true", (tool,))
@@ -280,7 +278,6 @@ INLINE = 65_536
 
 EXECUTABLE, _PLAIN = 0o755, 0o644
 _TEXTUAL = (".yaml", ".yml", ".json")
-_FALLBACK = "application/octet-stream"
 _MEDIA = {
     "py": "text/x-python", "sh": "application/x-sh", "md": "text/markdown", "txt": "text/plain",
     "json": "application/json", "yaml": "application/yaml", "yml": "application/yaml", "toml": "application/toml",
@@ -292,9 +289,11 @@ _STATED = """select id, manifest_canon, manifest_yaml, manifest_sha256 from tool
 _SIGNATURE = lazy_pattern(
     rb"(?:#|//|--|;|%|!|\(\*|/\*|<!--|rem) (?:kiwi-mcp|rye):(?:validated|signed):[\w:.|@{}=+ -]{1,480}(?:-->|\*/|\*\))?"
 )
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=dict)
+manifest_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=dict).encode
+"""Returns a manifest as the text of its column."""
 _LINES = 3
 """How many lines are searched for the signature line: a shebang and an opening tag may precede it."""
+_SHARED = [name for name in Release.__struct_fields__ if name in VersionInfo.__struct_fields__]
 
 
 class Contents(Struct, frozen=True):
@@ -321,19 +320,17 @@ def file_rows(release: Release, version: str, at: str, blobs: dict[str, bytes]) 
     for file in release.files:
         if file.path == apart:
             continue
-        digest, text = file.sha256, _as_text(file.data)
+        digest, text, key = file.sha256, None, None
+        if len(file.data) < INLINE and b"\0" not in file.data:
+            with suppress(UnicodeDecodeError):
+                text = file.data.decode()
         if text is None:
-            blobs[digest] = file.data
+            blobs[digest], key = file.data, f"sha256:{digest}"
+        media = _MEDIA.get(file.path.rpartition(".")[2].lower(), "application/octet-stream")
         yield (
-            new_id(), version, file.path, media_type(file.path), digest, len(file.data),
-            EXECUTABLE if file.is_executable else _PLAIN, file.path == entrypoint, text,
-            None if text is not None else f"sha256:{digest}", at,
+            new_id(), version, file.path, media, digest, len(file.data),
+            EXECUTABLE if file.is_executable else _PLAIN, file.path == entrypoint, text, key, at,
         )  # fmt: skip
-
-
-def media_type(path: str) -> str:
-    """Return the media type of a path."""
-    return _MEDIA.get(path.rpartition(".")[2].lower(), _FALLBACK)
 
 
 def store_blobs(transaction: Transaction, blobs: Mapping[str, bytes], at: str) -> None:
@@ -359,24 +356,6 @@ def read_contents(database: Database, versions: Sequence[VersionInfo]) -> Iterat
             yield _contents(database, version, stated[version.id], files.get(version.id, []))
 
 
-def _bodies(data: bytes) -> Iterator[bytes]:
-    """Yield a file as it is, and without each possible signature line, which does not count in a digest."""
-    yield data
-    lines = data.split(b"\n", _LINES)
-    for at, line in enumerate(lines[:-1]):
-        if _SIGNATURE.fullmatch(line):
-            yield b"\n".join([*lines[:at], *lines[at + 1 :]])
-
-
-def _as_text(data: bytes) -> str | None:
-    if len(data) >= INLINE or b"\0" in data:
-        return None
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return None
-
-
 def _contents(database: Database, version: VersionInfo, stated: Row, rows: Iterable[Row]) -> Contents:
     _, statement, text, text_hash = cast("tuple[str, str, str | None, str | None]", stated)
     files, faults = [], []
@@ -397,21 +376,10 @@ def _contents(database: Database, version: VersionInfo, stated: Row, rows: Itera
         manifest = {}
         faults.append("its manifest is not JSON")
     release = Release(
-        name=version.name,
-        place=version.place,
         statement=statement.encode(),
         manifest=manifest,
         files=tuple(sorted(files, key=lambda file: file.path)),
-        executor=version.executor,
-        changelog=version.changelog,
-        visibility=version.visibility,
-        published_by=version.published_by,
-        created_at=version.created_at,
-        yanked=version.yanked,
-        deprecated=version.deprecated,
-        is_official=version.is_official,
-        is_builtin=version.is_builtin,
-        references=version.references,
+        **{name: getattr(version, name) for name in _SHARED},
     )
     if release.digest != version.digest:
         faults.append(f"its statement has the digest {release.digest}, not {version.digest}")
@@ -440,13 +408,11 @@ def as_bytes(value: Value) -> bytes:
 
 
 def is_stated(release: Release) -> bool:
-    """Whether the file with the manifest is the one in the statement."""
+    """Whether the file with the manifest is the one in the statement; a signature line in it does not count."""
     data = next((file.data for file in release.files if file.path == release.manifest_path), b"")
+    data = data.replace(b"\r\n", b"\n")
+    lines = data.split(b"\n", _LINES)
+    signed = (at for at, line in enumerate(lines[:-1]) if _SIGNATURE.fullmatch(line))
+    bodies = chain([data], (b"\n".join([*lines[:at], *lines[at + 1 :]]) for at in signed))
     # A canonical statement has these bytes at most once: within a text, the quotes would be escaped.
-    hashes = (sha256(body).hexdigest() for body in _bodies(data.replace(b"\r\n", b"\n")))
-    return any(f'"manifest":"{one}"'.encode() in release.statement for one in hashes)
-
-
-def column_json(value: JsonObject) -> str:
-    """Return a manifest as the text of its column."""
-    return _ENCODER.encode(value)
+    return any(f'"manifest":"{sha256(body).hexdigest()}"'.encode() in release.statement for body in bodies)

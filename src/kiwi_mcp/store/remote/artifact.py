@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TypeAlias, cast, get_args
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from kiwi_mcp.domain.errors import ArtifactRefused
 from kiwi_mcp.domain.issues import Issue
@@ -150,12 +151,6 @@ def add_status(status: StatusNotes, event: RegistryEvent) -> StatusNotes:
     return {**others, event.op: StatusNote(event.at, event.reason)}
 
 
-def status_annotations(status: StatusNotes) -> Mapping[str, str]:
-    """Return status notes as annotations."""
-    annotations = {f"vnd.kiwi.{op}.at": note.at for op, note in status.items()}
-    return annotations | {f"vnd.kiwi.{op}.reason": note.reason for op, note in status.items() if note.reason}
-
-
 def read_status(annotations: Mapping[str, str]) -> StatusNotes:
     """Return the status notes among annotations."""
     return {
@@ -287,25 +282,23 @@ def decode(manifest: bytes, read: Read, *, status: StatusNotes | None = None) ->
     _refuse(_named(annotations), bad_status_notes(status))
     issues: list[Issue] = []
     statement = _blob(config, "config", read, issues)
-    files = tuple(_file(layer, read, issues) for layer in layers)
+    files: list[ReleaseFile] = []
+    for layer in layers:
+        path, is_executable = layer.annotations.get(TITLE, ""), layer.annotations.get(EXECUTABLE) == "true"
+        files.append(ReleaseFile(path, _blob(layer, path, read, issues), is_executable))
     _refuse(_named(annotations), issues)
-    version = VersionAnnotations.read(annotations)
     return CheckedRelease(
-        name=version.name,
+        **asdict(VersionAnnotations.read(annotations)),
         place=annotations.get(PLACE, ""),
         statement=statement,
         manifest={},
-        files=files,
-        executor=version.executor,
+        files=tuple(files),
         changelog=annotations.get(CHANGELOG, ""),
         visibility=visibility_in(status),
-        published_by=version.published_by,
-        created_at=version.created_at,
         yanked=status.get("yank"),
         deprecated=status.get("deprecate"),
         is_official=annotations.get(IS_OFFICIAL) == "true",
         is_builtin=annotations.get(IS_BUILTIN) == "true",
-        references=version.references,
     )
 
 
@@ -337,12 +330,6 @@ def _document(manifest: bytes) -> JsonObject:
         return as_object(read_json(manifest, max_bytes=MAX_MANIFEST, max_values=_MAX_VALUES))
     except NotJson as fault:
         raise ArtifactRefused("An artifact", [Issue("manifest", str(fault), _AGAIN)]) from None
-
-
-def _file(layer: Descriptor, read: Read, issues: list[Issue]) -> ReleaseFile:
-    path = layer.annotations.get(TITLE, "")
-    data = _blob(layer, path, read, issues)
-    return ReleaseFile(path, data, layer.annotations.get(EXECUTABLE) == "true")
 
 
 def _blob(wanted: Descriptor, place: str, read: Read, issues: list[Issue]) -> bytes:

@@ -28,7 +28,7 @@ from kiwi_mcp.domain.registry import PublishResult, RegistryEvent, VersionName
 from kiwi_mcp.store.registry.release_check import CheckedRelease
 from kiwi_mcp.store.remote.artifact import digest_of, encode, read_descriptors
 from kiwi_mcp.store.remote.layout import MAX_INDEX, LayoutEntry, LayoutIndex, apply_status, index_bytes, read_release
-from kiwi_mcp.store.remote.port import not_available
+from kiwi_mcp.store.remote.sync import not_available
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
@@ -148,7 +148,14 @@ class HttpRemote:
                 [LayoutEntry.of(release, one) for release, one in zip(part, artifacts, strict=True)]
             )
         if events:
-            await self._push(await self._with_status(events))
+            items = {name.item for name in (*self._entries, *self._pushed)}
+            for event in events:
+                if event.name.item not in items:
+                    await self.history(event.name.tool_id)
+            before = {**self._entries, **self._pushed}
+            after = dict(before)
+            apply_status(after, events, self.key)
+            await self._push([entry for name, entry in after.items() if entry != before[name]])
         return published
 
     async def aclose(self) -> None:
@@ -190,17 +197,6 @@ class HttpRemote:
                 published.append(PublishResult(part[one.name].name, one.digest, one.closure, one.is_new))
             self._pushed |= {entry.name: entry for entry in part.values()}
         return published
-
-    async def _with_status(self, events: Sequence[RegistryEvent]) -> Sequence[LayoutEntry]:
-        """Return the entries that change when status events are applied."""
-        items = {name.item for name in (*self._entries, *self._pushed)}
-        for event in events:
-            if event.name.item not in items:
-                await self.history(event.name.tool_id)
-        before = {**self._entries, **self._pushed}
-        after = dict(before)
-        apply_status(after, events, self.key)
-        return [entry for name, entry in after.items() if entry != before[name]]
 
     async def _ask(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -44,7 +43,6 @@ from kiwi_mcp.store.remote.artifact import (
     digest_of,
     encode,
     read_status,
-    status_annotations,
     status_notes_of,
     visibility_in,
 )
@@ -122,10 +120,11 @@ class LayoutEntry(Struct, frozen=True):
 
     def to_json(self) -> JsonObject:
         """Return the entry as a descriptor."""
-        name = self.name
+        name, notes = self.name, self.status.items()
         annotations = {
             **self.annotations.to_annotations(),
-            **status_annotations(self.status),
+            **{f"vnd.kiwi.{op}.at": note.at for op, note in notes},
+            **{f"vnd.kiwi.{op}.reason": note.reason for op, note in notes if note.reason},
             DIGEST: self.digest,
             REF_NAME: f"{name.namespace}/{name.tool_id}/{name.version}",
             **({CLOSURE: self.closure} if self.closure else {}),
@@ -308,20 +307,6 @@ class Layout:
         self, entries: Sequence[LayoutEntry], artifacts: Mapping[str, Artifact], events: Sequence[RegistryEvent]
     ) -> tuple[LayoutIndex, LayoutIndex]:
         """Write the missing artifacts as the only writer, and return the index before and after."""
-        with self._alone() as folder:
-            before = self._index()
-            grown = before.grown(entries, events)
-            new = [artifacts[entry.artifact] for name, entry in grown.entries.items() if name not in before.entries]
-            data = index_bytes(grown.entries.values(), grown.what)
-            with below(folder, *_BLOBS) as blobs:
-                _put_blobs(blobs, new)
-            put_file(folder, _INDEX, data, is_durable=True)
-            self._known = (_stamp(folder), grown)
-        return before, grown
-
-    @contextmanager
-    def _alone(self) -> Iterator[int]:
-        """Yield the folder's descriptor under the write lock. An empty folder becomes a layout."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -331,7 +316,15 @@ class Layout:
             if not self.is_there:
                 put_file(folder, _LAYOUT_FILE, canonical({"imageLayoutVersion": _VERSION}), is_durable=True)
             make_below(folder, *_BLOBS)
-            yield folder
+            before = self._index()
+            grown = before.grown(entries, events)
+            new = [artifacts[entry.artifact] for name, entry in grown.entries.items() if name not in before.entries]
+            data = index_bytes(grown.entries.values(), grown.what)
+            with below(folder, *_BLOBS) as blobs:
+                _put_blobs(blobs, new)
+            put_file(folder, _INDEX, data, is_durable=True)
+            self._known = (_stamp(folder), grown)
+        return before, grown
 
     def _index(self) -> LayoutIndex:
         """Return the index as it is now, read again only where it was replaced."""

@@ -30,8 +30,7 @@ from kiwi_mcp.store.remote.artifact import (
 )
 from kiwi_mcp.store.remote.http import MAX_PUSHED
 from kiwi_mcp.store.remote.layout import LayoutEntry, index_bytes, read_entries, read_release
-from kiwi_mcp.store.remote.port import all_events
-from kiwi_mcp.store.remote.sync import Check, RegistrySnapshot
+from kiwi_mcp.store.remote.sync import Check, RegistrySnapshot, all_events
 
 _CLOCK_SKEW = timedelta(minutes=5)
 """How far the clock of a machine that pushes may be ahead."""
@@ -53,18 +52,15 @@ class ArtifactCache:
     def __init__(self) -> None:
         self._artifacts: dict[str, tuple[str, int]] = {}
         """The digest and the size of the manifest of each artifact."""
-        self._ids: dict[str, str] = {}
-
-    def version_with(self, digest: str) -> str | None:
-        """Return the id of the version with the artifact of this digest."""
-        return self._ids.get(digest)
+        self.versions: dict[str, str] = {}
+        """The id of the version with the artifact of a digest."""
 
     def artifacts_of(self, registry: Registry, versions: Sequence[VersionInfo]) -> Mapping[str, tuple[str, int]]:
         """Return the artifacts of versions, by version id."""
         for version, manifest in _manifests(registry, [one for one in versions if one.id not in self._artifacts]):
             digest = digest_of(manifest)
             self._artifacts[version.id] = (digest, len(manifest))
-            self._ids[digest] = version.id
+            self.versions[digest] = version.id
         return self._artifacts
 
 
@@ -97,10 +93,10 @@ class RegistryLayout:
                 text, *key = cast("tuple[str | None, ...]", rows[0])
                 return text.encode() if text is not None else read_blob(database, str(key[0]))
         registry = self._registry
-        if self._cache.version_with(digest) is None:  # the server started again since the index was read
+        if digest not in self._cache.versions:  # the server started again since the index was read
             self._cache.artifacts_of(registry, registry.find(is_all_versions=True))
         try:
-            if (version := self._cache.version_with(digest)) is not None:
+            if (version := self._cache.versions.get(digest)) is not None:
                 ((_, manifest),) = _manifests(registry, [registry.get(version)])
                 return manifest
         except NotFound:

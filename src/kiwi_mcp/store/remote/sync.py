@@ -1,12 +1,13 @@
-"""What a registry holds, and copies to another: everything new, or one version with everything it depends on."""
+"""Registries that versions are copied from and to: the user's own, folders, servers; and how they are copied."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from itertools import groupby
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -36,8 +37,142 @@ from kiwi_mcp.domain.registry import (
     is_digest,
     pins_of,
 )
+from kiwi_mcp.store.registry.registry import Registry
 from kiwi_mcp.store.registry.release_check import MAX_LINKS, CheckedRelease, order
-from kiwi_mcp.store.remote.port import RemoteRegistry
+from kiwi_mcp.store.remote.layout import Layout
+
+
+class RemoteRegistry(Protocol):
+    """A place that versions are copied from and to. The receiver checks what it returns."""
+
+    @property
+    def key(self) -> str:
+        """A stable name, without a password."""
+
+    @property
+    def etag(self) -> str:
+        """The state that `events` returned last; empty if the remote has no name for it."""
+
+    async def events(self, unless: str = "") -> Sequence[RegistryEvent]:
+        """Return all events, oldest first; none where the state is still the one that `unless` names."""
+
+    async def history(self, tool_id: str) -> Sequence[RegistryEvent]:
+        """Return the log entries about the items of one name, oldest first, including unlisted items."""
+
+    async def read(self, names: Sequence[VersionName]) -> Sequence[Release]:
+        """Return these versions with all their files; a version that is missing or hidden is an error."""
+
+    async def write(
+        self, releases: Sequence[CheckedRelease], events: Sequence[RegistryEvent]
+    ) -> Sequence[PublishResult]:
+        """Add versions, executors first, then apply the status events. Stored versions stay as they are."""
+
+    async def aclose(self) -> None:
+        """Close what was opened."""
+
+
+class LocalRegistry:
+    """A registry in a database; the user's own (`is_own`) takes copies of any namespace."""
+
+    etag = ""
+
+    def __init__(self, registry: Registry, key: str, *, is_own: bool = False) -> None:
+        self.key = key
+        self._registry = registry
+        self._is_own = is_own
+
+    async def events(self, unless: str = "") -> Sequence[RegistryEvent]:  # noqa: ARG002 - it is read as a whole
+        """Return the log entries that the actor may see."""
+        return await asyncio.to_thread(lambda: [*all_events(self._registry)])
+
+    async def history(self, tool_id: str) -> Sequence[RegistryEvent]:
+        """Return the log entries about one name."""
+        return await asyncio.to_thread(lambda: [*all_events(self._registry, tool_id=tool_id)])
+
+    async def read(self, names: Sequence[VersionName]) -> Sequence[CheckedRelease]:
+        """Return these versions, verified by the store."""
+        return await asyncio.to_thread(read_named, self._registry, names)
+
+    async def write(
+        self, releases: Sequence[CheckedRelease], events: Sequence[RegistryEvent]
+    ) -> Sequence[PublishResult]:
+        """Publish in one transaction, then apply the status events."""
+        registry = self._registry
+        if self._is_own:
+            # As a member of all their namespaces, but never of the one that belongs to Kiwi.
+            actor = registry.actor
+            names = [*(release.name for release in releases), *(event.name for event in events)]
+            further = sorted({name.namespace for name in names} - {BUILTIN_NAMESPACE})
+            spaces = tuple(dict.fromkeys((*actor.namespaces, *further)))
+            registry = registry.as_seen_by(replace(actor, namespaces=spaces))
+        return await asyncio.to_thread(registry.publish, releases, events)
+
+    async def aclose(self) -> None:
+        """Do nothing: the database belongs to the store."""
+
+
+class LayoutRemote:
+    """A folder in OCI image layout."""
+
+    etag = ""
+
+    def __init__(self, layout: Layout, key: str) -> None:
+        self.key = key
+        self._layout = layout
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the folder holds a layout, be it an empty one."""
+        return self._layout.is_there
+
+    async def events(self, unless: str = "") -> Sequence[RegistryEvent]:  # noqa: ARG002 - a folder names no state
+        """Return all events of the index."""
+        return await asyncio.to_thread(self._layout.events)
+
+    async def history(self, tool_id: str) -> Sequence[RegistryEvent]:
+        """Return the events of the index about one name."""
+        return [event for event in await self.events() if event.name.tool_id == tool_id]
+
+    async def read(self, names: Sequence[VersionName]) -> Sequence[CheckedRelease]:
+        """Return these versions."""
+        return await asyncio.to_thread(self._layout.read, names)
+
+    async def write(
+        self, releases: Sequence[CheckedRelease], events: Sequence[RegistryEvent]
+    ) -> Sequence[PublishResult]:
+        """Add artifacts, and replace the index last."""
+        return await asyncio.to_thread(self._layout.write, releases, events)
+
+    async def aclose(self) -> None:
+        """Do nothing: a folder needs no open handle."""
+
+
+def all_events(registry: Registry, *, tool_id: str = "") -> Iterator[RegistryEvent]:
+    """Yield all log entries: of what lists show, or of one name. The store returns them in pages."""
+    ask, after = partial(registry.history, tool_id) if tool_id else registry.events, 0
+    while page := ask(after):
+        yield from page
+        after = page[-1].seq
+
+
+def read_named(registry: Registry, names: Sequence[VersionName]) -> Sequence[CheckedRelease]:
+    """Return versions by their names. Missing versions and hidden versions give the same error."""
+    ids: dict[VersionName, str] = {}
+    for namespace, tool_id in dict.fromkeys(name.item for name in names):
+        ids |= {listed.name: listed.id for listed in registry.named(tool_id, namespace=namespace)}
+    if missing := [str(name) for name in names if name not in ids]:
+        raise not_available(missing)
+    return registry.read([ids[name] for name in names])
+
+
+def not_available(missing: Sequence[str]) -> NotFound:
+    """Return the error for versions that a registry does not have, or does not show."""
+    return NotFound(
+        f"The registry holds no {', '.join(missing[:10])}{' and others' if len(missing) > 10 else ''}.",  # noqa: PLR2004 - ten fit in a sentence
+        suggestion="Check the namespace, the name and the version.",
+        missing=list(missing),
+    )
+
 
 _ASPECTS = {
     "yank": "yank",
@@ -152,24 +287,28 @@ class VersionQuery(Struct, frozen=True):
 
         A yanked version, and without a range a pre-release, is chosen only where nothing else was asked for.
         """
+        is_exact = bool(self.digest) or Version.parse(self.version) is not None
         for namespace in (self.namespace,) if self.namespace else namespaces:
             fitting = [
                 name for name in snapshot.versions if name.namespace == namespace and self._covers(name, snapshot)
             ]
-            in_use = [name for name in fitting if not snapshot.is_yanked(name)] or (fitting if self._is_exact else [])
+            in_use = [name for name in fitting if not snapshot.is_yanked(name)] or (fitting if is_exact else [])
             if in_use:
                 return max(in_use, key=self._rank)
-        raise self._missing(snapshot, namespaces)
+        found = [name for name in snapshot.versions if name.tool_id == self.tool_id]
+        near = ", ".join(f"`{name}`" for name in found[-5:])
+        where = "" if self.namespace else f" in {', '.join(namespaces)}"
+        raise NotFound(
+            f"The registry has no {str(self)!r}{where}.",
+            suggestion=f"{f'It has {near}. ' if near else ''}{_EXAMPLES}",
+            wanted=str(self),
+        )
 
     @property
     def name(self) -> VersionName | None:
         """The one version that fits, if the query names it exactly."""
         is_whole = self.namespace and Version.parse(self.version) is not None
         return VersionName(self.namespace, self.tool_id, self.version) if is_whole else None
-
-    @property
-    def _is_exact(self) -> bool:
-        return bool(self.digest) or Version.parse(self.version) is not None
 
     def _covers(self, name: VersionName, snapshot: RegistrySnapshot) -> bool:
         if self.tool_id and name.tool_id != self.tool_id:
@@ -184,16 +323,6 @@ class VersionQuery(Struct, frozen=True):
     def _rank(self, name: VersionName) -> tuple[bool, Version]:
         version = Version.parse(name.version) or Version(0, 0, 0)
         return (bool(self.version) or not version.pre, version)
-
-    def _missing(self, snapshot: RegistrySnapshot, namespaces: Sequence[str]) -> NotFound:
-        found = [name for name in snapshot.versions if name.tool_id == self.tool_id]
-        near = ", ".join(f"`{name}`" for name in found[-5:])
-        where = "" if self.namespace else f" in {', '.join(namespaces)}"
-        return NotFound(
-            f"The registry has no {str(self)!r}{where}.",
-            suggestion=f"{f'It has {near}. ' if near else ''}{_EXAMPLES}",
-            wanted=str(self),
-        )
 
 
 _FIRST_BATCH, _LARGEST_BATCH = 32, 500
@@ -244,7 +373,14 @@ class _Writing(Struct):
 
     async def write(self, releases: Sequence[CheckedRelease]) -> Sequence[VersionName]:
         """Write versions, but for the namespaces that the target refuses, and return the names of those it holds."""
-        ready = [release for release in releases if not self._is_excluded(release)]
+        for release in releases:
+            name = release.name
+            if name.namespace in self.denied:
+                self.excluded[name] = self.denied[name.namespace]
+            for pin in pins_of(release):
+                if pin.name in self.excluded:
+                    self.excluded.setdefault(name, f"it depends on {pin.name}, and {self.excluded[pin.name]}")
+        ready = [release for release in releases if release.name not in self.excluded]
         if not ready:
             return ()
         if self.is_planned:
@@ -266,15 +402,6 @@ class _Writing(Struct):
             return [release.name for release in ready]
         # It was one of several namespaces: each group of neighbours, executors first, is tried on its own.
         return [name for space in spaces for name in await self.write(space)]
-
-    def _is_excluded(self, release: Release) -> bool:
-        name = release.name
-        if name.namespace in self.denied:
-            self.excluded[name] = self.denied[name.namespace]
-        for pin in pins_of(release):
-            if pin.name in self.excluded:
-                self.excluded.setdefault(name, f"it depends on {pin.name}, and {self.excluded[pin.name]}")
-        return name in self.excluded
 
 
 def everything(_: VersionName) -> bool:

@@ -7,8 +7,7 @@ from typing import cast
 
 from msgspec import Struct
 
-from kiwi_mcp.store.database import Database, Row, within
-from kiwi_mcp.store.sql import clean
+from kiwi_mcp.store.database import Database, Row, clean, within
 
 MAX_PER_ITEM = 10
 """How many queries are stored for one item; the oldest are removed."""

@@ -49,8 +49,7 @@ from kiwi_mcp.manifest.trust import TrustFile
 from kiwi_mcp.policy.authorize import refuse_lost
 from kiwi_mcp.store.registry.registry import Registry
 from kiwi_mcp.store.registry.release_check import CheckedRelease
-from kiwi_mcp.store.remote.port import LocalRegistry, RemoteRegistry
-from kiwi_mcp.store.remote.sync import VersionQuery, pull, snapshot_of
+from kiwi_mcp.store.remote.sync import LocalRegistry, RemoteRegistry, VersionQuery, pull, snapshot_of
 
 
 class PublishRequest(PublishedItemRequest, frozen=True, kw_only=True):

@@ -55,9 +55,10 @@ from kiwi_mcp.policy.admission import Admission, PullConsent
 from kiwi_mcp.store.move import copy_store
 from kiwi_mcp.store.open import connect_to, masked, open_database
 from kiwi_mcp.store.registry.registry import Registry
-from kiwi_mcp.store.remote.port import LocalRegistry, RemoteRegistry
 from kiwi_mcp.store.remote.sync import (
+    LocalRegistry,
     RegistrySnapshot,
+    RemoteRegistry,
     SyncReport,
     VersionQuery,
     copy,

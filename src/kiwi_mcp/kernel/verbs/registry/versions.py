@@ -49,7 +49,7 @@ from kiwi_mcp.manifest.trust import TrustFile
 from kiwi_mcp.policy.admission import lookalikes
 from kiwi_mcp.store.registry.publish import StatusOp
 from kiwi_mcp.store.registry.registry import Registry
-from kiwi_mcp.store.remote.port import read_named
+from kiwi_mcp.store.remote.sync import read_named
 
 SHORT_DIGEST = 19
 """How much of a digest is shown: `sha256:` and twelve digits."""
