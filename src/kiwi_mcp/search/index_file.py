@@ -258,7 +258,10 @@ class _Named(Mapping[str, Sequence[Card]]):
 
 
 def serialize(index: CardIndex) -> Sequence[bytes]:
-    """Return an index as bytes, its segments as they are."""
+    """Return an index as bytes, its segments as they are: a head with the sizes of all parts, then the parts.
+
+    Those that are checked at once come first.
+    """
     parts: dict[str, bytes] = {}
     facts: list[_Facts] = []
     digests = {(id(place.segment), place.slot): place.digest for place in index.places.values()}
@@ -266,10 +269,14 @@ def serialize(index: CardIndex) -> Sequence[bytes]:
         arrays, ranges = _arrays(segment.parts), segment.parts.ranges
         active = [slot for slot in range(len(segment.cards)) if (id(segment), slot) in digests]
         named = sorted((segment.cards[slot].tool_id, slot) for slot in active)
+        rows = {
+            "lines": [_line(card) for card in segment.cards],
+            "words": segment.words,
+            "identities": [json.dumps(card.identity).encode() for card in segment.cards],
+        }
         own = {
-            **_rows("lines", [_line(card) for card in segment.cards]),
-            **_rows("words", segment.words),
-            **_rows("identities", [json.dumps(card.identity).encode() for card in segment.cards]),
+            **{name: b"".join(some) for name, some in rows.items()},
+            **{f"{name}_ends": _ends(map(len, some)) for name, some in rows.items()},
             "stem_ends": _ends(end - begin for begin, end in ranges.values()),
             "named": np.array([slot for _, slot in named], np.int64).tobytes(),
             "digests": b"".join(digests.get((id(segment), slot), _GONE) for slot in range(len(segment.cards))),
@@ -278,7 +285,11 @@ def serialize(index: CardIndex) -> Sequence[bytes]:
         parts |= {f"{number} {name}": part for name, part in own.items()}
         shapes = {name: (value.dtype.str, value.shape) for name, value in arrays.items()}
         facts.append({"shapes": shapes, "stems": [*ranges], "names": [name for name, _ in named]})
-    return _join({"facts": json.dumps(facts, separators=(",", ":")).encode(), **parts})
+    parts = {"facts": json.dumps(facts, separators=(",", ":")).encode(), **parts}
+    ordered = {name: parts[name] for name in sorted(parts, key=_is_large)}
+    head = json.dumps({name: len(part) for name, part in ordered.items()}).encode()
+    every = (len(head).to_bytes(8, "little"), head, *ordered.values())
+    return [part + b"\0" * (-len(part) % _ALIGNED) for part in every]
 
 
 def deserialize(parts: Mapping[str, memoryview], encoder: str) -> CardIndex:
@@ -302,9 +313,11 @@ def _segment(facts: _Facts, parts: Mapping[str, memoryview]) -> Segment:
     arrays = {name: np.frombuffer(parts[name], np.dtype(kind)).reshape(shape) for name, (kind, shape) in shapes}
     bounds = [0, *_numbers(parts["stem_ends"]), len(arrays["slots"])]
     ranges = dict(zip(_texts(facts["stems"]), pairwise(bounds[:-1]), strict=True))
-    cards = _Rows(parts["lines"], parts["lines_ends"], _card)
+    cards = _Rows(parts["lines"], parts["lines_ends"], lambda line: msgspec.convert(json.loads(line), Card))
     words = _Rows(parts["words"], parts["words_ends"], _words)
-    identities = _Rows(parts["identities"], parts["identities_ends"], _identity)
+    identities = _Rows(
+        parts["identities"], parts["identities_ends"], lambda line: msgspec.convert(json.loads(line), str)
+    )
     digests = np.frombuffer(parts["digests"], np.uint8).reshape(-1, len(_GONE))
     is_whole = (
         {len(words), len(identities), len(digests)} == {len(cards)}
@@ -340,19 +353,6 @@ def _texts(texts: Sequence[str]) -> Sequence[str]:
     return texts
 
 
-def _rows(name: str, rows: Sequence[bytes]) -> Mapping[str, bytes]:
-    return {name: b"".join(rows), f"{name}_ends": _ends(map(len, rows))}
-
-
-def _join(parts: Mapping[str, bytes]) -> Sequence[bytes]:
-    """Return a head with the sizes of all parts, then the parts: those that are checked at once first."""
-    large = {name: part for name, part in parts.items() if name.rpartition(" ")[2] in _LARGE}
-    ordered = {name: part for name, part in parts.items() if name not in large} | large
-    head = json.dumps({name: len(part) for name, part in ordered.items()}).encode()
-    every = (len(head).to_bytes(8, "little"), head, *ordered.values())
-    return [part + b"\0" * (-len(part) % _ALIGNED) for part in every]
-
-
 def split(whole: memoryview) -> tuple[Mapping[str, memoryview], int]:
     """Return the parts, and where those begin that are checked later."""
     size, at = int.from_bytes(whole[:8], "little"), _ALIGNED
@@ -362,8 +362,13 @@ def split(whole: memoryview) -> tuple[Mapping[str, memoryview], int]:
     for name, length in lengths.items():
         parts[name] = whole[at : at + length]
         at += length + -length % _ALIGNED
-        eager = eager if name.rpartition(" ")[2] in _LARGE else at
+        eager = eager if _is_large(name) else at
     return parts, eager
+
+
+def _is_large(name: str) -> bool:
+    """Whether a part is checked in the background."""
+    return name.rpartition(" ")[2] in _LARGE
 
 
 def _ends(lengths: Iterable[int]) -> bytes:
@@ -381,18 +386,7 @@ def _line(card: Card) -> bytes:
         return json.dumps(msgspec.to_builtins(card), separators=(",", ":")).encode()
 
 
-def _card(line: bytes) -> Card:
-    return msgspec.convert(json.loads(line), Card)
-
-
 def _words(row: bytes) -> bytes:
     if not is_sound(CardFeatures(row, b"")):
         raise ValueError
     return row
-
-
-def _identity(row: bytes) -> str:
-    identity: object = json.loads(row)
-    if not isinstance(identity, str):
-        raise TypeError
-    return identity

@@ -36,25 +36,25 @@ def near_misses(
 ) -> Sequence[Card]:
     """Return the cards with names most similar to a word of a query, which may be more than a typo away."""
     asked = [*map(_pairs, islice(query.counted[0], _MOST_WORDS))]
-    segments = (segment for pool in pools for segment in pool.segments)
-    cards = islice((one.cards[slot] for one in segments for slot in one.active.tolist()), _MOST_NAMES)
-    found = _alike(asked, filter(keeps, cards), monotonic() + _TIME_LIMIT) if asked else ()
-    best = nsmallest(limit, found, key=lambda one: (-one[0], one[1].tool_id, one[1].identity))
-    return [card for _, card in best]
+    if not asked:
+        return []
 
-
-def _alike(asked: Sequence[AbstractSet[str]], cards: Iterator[Card], until: float) -> Iterator[tuple[float, Card]]:
     @cache  # names share words
     def likeness(word: str) -> float:
         own = _pairs(word)
         return max(len(one & own) / len(one | own) for one in asked)
 
-    for card in cards:
+    until, found = monotonic() + _TIME_LIMIT, list[tuple[float, Card]]()
+    segments = (segment for pool in pools for segment in pool.segments)
+    cards = islice((one.cards[slot] for one in segments for slot in one.active.tolist()), _MOST_NAMES)
+    for card in filter(keeps, cards):
         alike = max(map(likeness, words(card.tool_id)), default=0.0)
         if alike >= _ALIKE:
-            yield alike, card
+            found.append((alike, card))
         if monotonic() > until:
-            return
+            break
+    best = nsmallest(limit, found, key=lambda one: (-one[0], one[1].tool_id, one[1].identity))
+    return [card for _, card in best]
 
 
 def _pairs(word: str) -> AbstractSet[str]:
@@ -283,54 +283,62 @@ def rank(
     rough = rough_scores(query, views, sureness)
     if keeps is not None:
         for view, scores in zip(views, rough, strict=True):
-            _leave_out(view, scores, keeps)
+            for slot in ((view.words[0] > 0) | (scores >= _LIKELY)).nonzero()[0].tolist():
+                if not keeps(view.segment.cards[slot]):
+                    view.words[:, slot] = scores[slot] = 0
+            scores[(view.words[0] <= 0) & (scores < _LIKELY)] = 0
     exact = [card for card in _exact(query.text, pools) if keeps is None or keeps(card)]
     named = {(card.identity, card.path) for card in exact}
     scored = score_shortlist(query, [*_shortlist(views, rough, max(limit, _SHORTLIST), keeps, recall)], sureness)
-    best = _put_behind(_best(scored, limit + len(exact) + _SPARE, recall), is_behind)
+    best = _best(scored, limit + len(exact) + _SPARE, recall)
+    behind = [is_behind(one.card) for one in best]
+    if not all(behind):  # they rank behind others, if there are others
+        best = [
+            one._replace(score=max(round(one.score * _SHARE, 6), _LEAST)) if is_one else one
+            for one, is_one in zip(best, behind, strict=True)
+        ]
     others = [one for one in best if (one.card.identity, one.card.path) not in named]
     reason = MatchReason(tuple(query.counted[0]), is_exact=True)
-    first = [Hit(card, 1.0, reason) for card in sorted(exact, key=lambda card: _order(1.0, card))]
-    ordered = sorted(others, key=lambda one: _order(one.score, one.card))
-    found = [*first, *(_hit(one, scored, query, terms) for one in ordered[: max(limit, 0)])][: max(limit, 0)]
-    return RankedHits(found, _total(views, scored, exact))
+    hits = [Hit(card, 1.0, reason) for card in sorted(exact, key=lambda card: _order(1.0, card))]
+    for place in sorted(others, key=lambda one: _order(one.score, one.card))[: max(limit, 0)]:
+        held, row = place.segment.stems_of(place.slot), place.row
+        matched = tuple(term.word for term in terms.values() if not held.isdisjoint(term.stems))
+        part = query.texts[scored.parts[row]] if scored.parts[row] else ""
+        meaning = round(max(0.0, float(scored.near[row])), 4)
+        hits.append(Hit(place.card, place.score, MatchReason(matched, part, meaning, place.is_recalled)))
+    return RankedHits(hits[: max(limit, 0)], _total(views, scored, exact))
 
 
 def _total(views: Sequence[SegmentScores], scored: ScoredCards, exact: Sequence[Card]) -> int:
     """Return how many cards match: by a word, by meaning alone, or by their name alone."""
     worded = sum(np.count_nonzero(view.words[0] > 0) for view in views)
     unsaid = np.count_nonzero(scored.is_hit & (scored.said <= 0))
-    return int(worded + unsaid + sum(not _is_among(card, views, scored) for card in exact))
-
-
-def _leave_out(view: SegmentScores, rough: Floats, keeps: Callable[[Card], bool]) -> None:
-    """Set the scores of cards that do not pass the filter to 0."""
-    for slot in ((view.words[0] > 0) | (rough >= _LIKELY)).nonzero()[0].tolist():
-        if not keeps(view.segment.cards[slot]):
-            view.words[:, slot] = rough[slot] = 0
-    rough[(view.words[0] <= 0) & (rough < _LIKELY)] = 0
-
-
-def _is_among(card: Card, views: Sequence[SegmentScores], scored: ScoredCards) -> bool:
-    """Whether a card was counted already: it holds a word of the query, or is a hit of the shortlist."""
-    hits = scored.is_hit.nonzero()[0].tolist()
+    hits = scored.is_hit.nonzero()[0].tolist() if exact else ()
     counted = {(id(scored.segment(row)), int(scored.slots[row])) for row in hits}
-    return any(
-        view.segment.cards[slot] == card and (view.words[0, slot] > 0 or (id(view.segment), slot) in counted)
-        for view in views
-        for slot in view.segment.of_items([card.identity.partition("@")[0]])
+    by_name = sum(
+        not any(
+            view.segment.cards[slot] == card and (view.words[0, slot] > 0 or (id(view.segment), slot) in counted)
+            for view in views
+            for slot in view.segment.of_items([card.identity.partition("@")[0]])
+        )
+        for card in exact
     )
+    return int(worded + unsaid + by_name)
 
 
 def _shortlist(
     views: Sequence[SegmentScores], rough: Sequence[Floats], size: int, keeps: Keeps, recall: RecallMatches | None
 ) -> Iterator[Shortlist]:
     """Yield the cards that get exact scores: about the best `size`, and those that were recalled."""
-    minimum = max(_score_at_rank(np.concatenate([_NONE, *map(_peaks, rough)]), size), _LEAST)
+    peaks = [_NONE]
+    for scores in rough:
+        # The best score of each of some groups: a lower bound that is found faster than an order of all scores.
+        rows = len(scores) // _GROUPS
+        peaks.append(scores[: rows * _GROUPS].reshape(rows, _GROUPS).max(axis=0) if rows > 1 else scores)
+    minimum = max(_score_at_rank(np.concatenate(peaks), size), _LEAST)
     likely = [(scores >= minimum).nonzero()[0].astype(np.int32) for scores in rough]
-    least = _score_at_rank(
-        np.concatenate([_NONE, *(scores[some] for scores, some in zip(rough, likely, strict=True))]), size
-    )
+    best = np.concatenate([_NONE, *(scores[some] for scores, some in zip(rough, likely, strict=True))])
+    least = _score_at_rank(best, size)
     for view, scores, some in zip(views, rough, likely, strict=True):
         segment, slots = view.segment, some[scores[some] >= least]
         items = segment.of_items(recall.found) if recall else ()
@@ -339,12 +347,6 @@ def _shortlist(
             slots = np.union1d(slots, np.array(known, np.int32))
         if len(slots):
             yield Shortlist(view, slots, np.isin(slots, known) if known else np.zeros(len(slots), bool))
-
-
-def _peaks(scores: Floats) -> Floats:
-    """Return the best score of each of some groups: a lower bound that is found faster than an order of all scores."""
-    rows = len(scores) // _GROUPS
-    return scores[: rows * _GROUPS].reshape(rows, _GROUPS).max(axis=0) if rows > 1 else scores
 
 
 def _best(scored: ScoredCards, size: int, recall: RecallMatches | None) -> Sequence[_Place]:
@@ -363,17 +365,6 @@ def _best(scored: ScoredCards, size: int, recall: RecallMatches | None) -> Seque
     ]
 
 
-def _put_behind(places: Sequence[_Place], is_behind: Callable[[Card], bool]) -> Sequence[_Place]:
-    """Lower the scores of cards that rank behind others, if there are others."""
-    behind = [is_behind(one.card) for one in places]
-    if all(behind):
-        return places
-    return [
-        one._replace(score=max(round(one.score * _SHARE, 6), _LEAST)) if is_one else one
-        for one, is_one in zip(places, behind, strict=True)
-    ]
-
-
 def _score_at_rank(scores: Floats, size: int) -> float:
     """Return the score at rank `size`."""
     return float(np.partition(scores, len(scores) - size)[len(scores) - size]) if len(scores) > size > 0 else -np.inf
@@ -383,24 +374,19 @@ def _lifted(scored: ScoredCards, recall: RecallMatches | None) -> Floats:
     """Return scores with recall included; a card with exactly the words of the query in its name ranks highest."""
     scores = np.minimum(scored.scores, np.float32(_MOST))
     if recall is not None and recall.items:
-        first = _first(scored, scores, recall)
+        first = 1.0  # the score of the best card, which a recalled card passes only if the match is sure
+        if scored.is_hit.any():
+            row = int(np.where(scored.is_hit, scores, 0).argmax())
+            card = scored.segment(row).cards[int(scored.slots[row])]
+            first = recall.to_pass(card.identity.partition("@")[0], float(scores[row]))
         for number, view in enumerate(scored.views):
             rows = {int(scored.slots[row]): row for row in (scored.numbers == number).nonzero()[0].tolist()}
             for item, known in recall.items.items():
                 for slot in view.segment.of_items([item]):
-                    if (row := rows.get(slot)) is not None:
-                        scores[row] = min(known.lifted(float(scores[row]), first), _MOST)
+                    if (at := rows.get(slot)) is not None:
+                        scores[at] = min(known.lifted(float(scores[at]), first), _MOST)
     scores[scored.is_named] = _SAME_WORDS
     return scores
-
-
-def _first(scored: ScoredCards, scores: Floats, recall: RecallMatches) -> float:
-    """Return the score of the best card that a recalled card passes only if the match is sure."""
-    if not scored.is_hit.any():
-        return 1.0
-    row = int(np.where(scored.is_hit, scores, 0).argmax())
-    card = scored.segment(row).cards[int(scored.slots[row])]
-    return recall.to_pass(card.identity.partition("@")[0], float(scores[row]))
 
 
 def _exact(text: str, pools: Sequence[CardPool]) -> Iterator[Card]:
@@ -409,14 +395,6 @@ def _exact(text: str, pools: Sequence[CardPool]) -> Iterator[Card]:
         for card in pool.named(wanted.rpartition("/")[2].partition("@")[0]):
             if wanted in {card.tool_id, card.identity, card.identity.partition("@")[0]}:
                 yield card
-
-
-def _hit(place: _Place, scored: ScoredCards, query: ParsedQuery, terms: Mapping[str, Term]) -> Hit:
-    held, row = place.segment.stems_of(place.slot), place.row
-    words = tuple(term.word for term in terms.values() if not held.isdisjoint(term.stems))
-    part = query.texts[scored.parts[row]] if scored.parts[row] else ""
-    meaning = round(max(0.0, float(scored.near[row])), 4)
-    return Hit(place.card, place.score, MatchReason(words, part, meaning, place.is_recalled))
 
 
 def _order(score: float, card: Card) -> tuple[float, bool, int, str, str, str]:

@@ -6,7 +6,7 @@ A search does not wait for a query to be stored or encoded, and works even if th
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -101,12 +101,18 @@ class RecallIndex:
         places = {item: place for place, item in enumerate(self._items)}
         self._item = np.array([places[entry.item] for entry in entries], np.int32)
         self._worth = np.array([1.0 if entry.is_run else _READ for entry in entries], np.float32)
-        self._read_words([stems_of(entry.request) for entry in entries])
+        stems = [stems_of(entry.request) for entry in entries]
+        slots: dict[str, list[int]] = {}
+        for slot, some in enumerate(stems):
+            for one in some:
+                slots.setdefault(one, []).append(slot)
+        self._holding = {one: np.array(held, np.int32) for one, held in slots.items()}
+        self._rarity = {one: self._rarity_of(len(held)) for one, held in slots.items()}
+        self._weight = np.array([sum(self._rarity[one] for one in some) for some in stems], np.float32)
         known = [is_encoded_by(entry, encoder) for entry in entries]
         self._is_encoded = np.array(known, bool)
-        packed = b"".join(
-            entry.vector if has_vector else bytes(SIZE) for entry, has_vector in zip(entries, known, strict=True)
-        )
+        vectors = (entry.vector if is_known else bytes(SIZE) for entry, is_known in zip(entries, known, strict=True))
+        packed = b"".join(vectors)
         self._packed = np.frombuffer(packed, np.uint8).reshape(-1, SIZE)
         self._coarse = np.ascontiguousarray(unpack_vectors(packed)[:, :_COARSE])
 
@@ -119,8 +125,14 @@ class RecallIndex:
         """Return what is remembered of similar queries."""
         overlap = _joined(np.stack([self._overlap({stem(word) for word in counted}) for counted in query.counted]))
         slots = self._likely(query, overlap)
-        alike, same = self._likeness(query, slots, overlap[slots])
-        items, worth, count = self._item[slots], self._worth[slots], len(self._items)
+        overlap, items, worth = overlap[slots], self._item[slots], self._worth[slots]
+        alike, same = np.minimum(_WORDS * overlap, 1), overlap  # how similar they are, and how much they are the same
+        if query.vectors is not None:
+            near = _joined(query.vectors @ unpack_vectors(self._packed[slots].tobytes()).T)
+            by_meaning = np.clip(_MEANING * near + _OVERLAP * overlap, 0, 1)
+            is_encoded = self._is_encoded[slots]
+            alike, same = np.where(is_encoded, by_meaning, alike), np.where(is_encoded, by_meaning, same)
+        count = len(self._items)
         best, most = np.zeros(count, np.float32), np.zeros(count, np.float32)
         np.maximum.at(best, items, worth * alike)
         np.maximum.at(most, items, worth * same)
@@ -130,9 +142,8 @@ class RecallIndex:
         lift += (_ASKED_AGAIN - lift) * np.clip((most - _SURE) / (_AGAIN - _SURE), 0, 1)
         found = (best >= _COUNTS).nonzero()[0]
         known = (each[found].tolist() for each in (best, pull, lift, most >= _SURE))
-        return RecallMatches(
-            dict(zip([self._items[one] for one in found], map(RecallMatch, *known), strict=True)), self._used
-        )
+        matches = zip((self._items[one] for one in found), map(RecallMatch, *known), strict=True)
+        return RecallMatches(dict(matches), self._used)
 
     def _likely(self, query: ParsedQuery, overlap: Floats) -> Slots:
         """Return the queries that are compared exactly."""
@@ -147,16 +158,6 @@ class RecallIndex:
             slots = slots[np.argpartition(rough[slots], -_MAX_COMPARED)[-_MAX_COMPARED:]]
         return slots
 
-    def _likeness(self, query: ParsedQuery, slots: Slots, overlap: Floats) -> tuple[Floats, Floats]:
-        """Return the similarity of some queries, and how much they are the same."""
-        by_words = np.minimum(_WORDS * overlap, 1)
-        if query.vectors is None:
-            return by_words, overlap
-        near = _joined(query.vectors @ unpack_vectors(self._packed[slots].tobytes()).T)
-        by_meaning = np.clip(_MEANING * near + _OVERLAP * overlap, 0, 1)
-        is_encoded = self._is_encoded[slots]
-        return np.where(is_encoded, by_meaning, by_words), np.where(is_encoded, by_meaning, overlap)
-
     def _overlap(self, stems: AbstractSet[str]) -> Floats:
         """Return the share of words that each remembered query has in common with others; rare words count more."""
         shared = np.zeros(len(self._item), np.float32)
@@ -169,16 +170,6 @@ class RecallIndex:
 
     def _rarity_of(self, held: int) -> float:
         return log(1 + (max(len(self._item), _FEW) - held + 0.5) / (held + 0.5))
-
-    def _read_words(self, stems: Sequence[AbstractSet[str]]) -> None:
-        counts = Counter(one for some in stems for one in some)
-        self._rarity = {one: self._rarity_of(held) for one, held in counts.items()}
-        self._weight = np.array([sum(self._rarity[one] for one in some) for some in stems], np.float32)
-        slots: dict[str, list[int]] = {}
-        for slot, some in enumerate(stems):
-            for one in some:
-                slots.setdefault(one, []).append(slot)
-        self._holding = {one: np.array(held, np.int32) for one, held in slots.items()}
 
 
 def item_of(identity: str) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 from msgspec import convert, to_builtins
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import ApprovalNotFound, ApprovalsWaiting, Conflict, Denied
-from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.records import Approval, ApprovalRule, ApprovalStatus
 from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, clean, id_range, within
 from kiwi_mcp.store.runs import new_run
@@ -66,6 +66,7 @@ _ADD_RULE = (
 _NEXT_NUMBER = """insert into approval_numbers (owner, last) values (?, 1)
   on conflict (owner) do update set last = approval_numbers.last + 1 returning last"""
 _LONGEST_NUMBER = 9
+_Kind = TypeVar("_Kind", Approval, ApprovalRule)
 
 
 class Approvals:
@@ -89,9 +90,8 @@ class Approvals:
                     raise ApprovalsWaiting(waiting)
                 return self._add(transaction, question)
         except IntegrityFault:  # another process has asked the same in this very moment
-            with within(_PATIENCE):
-                if known := self._of_plan(self._database, question, "pending"):
-                    return known
+            if known := self._of_plan(self._database, question, "pending"):
+                return known
             raise
 
     def _add(self, transaction: Transaction, question: Approval) -> Approval:
@@ -145,15 +145,16 @@ class Approvals:
 
     def denied(self, plan: Approval, since: int) -> Approval | None:
         """Return the owner's no to the same plan, if it was said after a time, and no yes was since."""
-        found = self._latest(plan, "denied", "and decided_at > ?", (since,))
+        decided = "and decided_at > ?"
+        found = self._of_plan(self._database, plan, "denied", decided, (since,))
         if found is None:
             return None
-        later = (self._latest(plan, status, "and decided_at > ?", (found.decided_at,)) for status in _YESES)
-        return None if any(later) else found
+        yeses = (self._of_plan(self._database, plan, one, decided, (found.decided_at,)) for one in _YESES)
+        return None if any(yeses) else found
 
     def unfinished(self, plan: Approval) -> str:
         """Return the run that used up the last approval of a plan and is not known to have ended; else nothing."""
-        known = self._latest(plan, "used")
+        known = self._of_plan(self._database, plan, "used")
         if known is None or not known.run_id:
             return ""
         with within(_PATIENCE):
@@ -204,7 +205,7 @@ class Approvals:
             where, values = f"{where} and actor = ?", [*values, clean(actor)]
         with within(_PATIENCE):
             rows = self._database.read(f"{_READ} {where} order by id desc limit ?", (self._owner, *values, limit))
-        return tuple(_current(_approval(row), now) for row in rows)
+        return tuple(_current(_read(row, Approval), now) for row in rows)
 
     def is_awaited(self) -> bool:
         """Whether a thread waits for an approval."""
@@ -221,12 +222,13 @@ class Approvals:
     def rules(self) -> Sequence[ApprovalRule]:
         """Return the owner's rules, the oldest first."""
         with within(_PATIENCE):
-            return tuple(map(_rule, self._database.read(f"{_READ_RULES} order by id", (self._owner,))))
+            rows = self._database.read(f"{_READ_RULES} order by id", (self._owner,))
+        return tuple(_read(row, ApprovalRule) for row in rows)
 
     def add_rule(self, rule: ApprovalRule) -> ApprovalRule:
         """Keep a rule, or return the one that says the same already."""
         with within(_PATIENCE), self._database.transaction() as transaction:
-            known = [_rule(row) for row in transaction.read(_READ_RULES, (self._owner,))]
+            known = [_read(row, ApprovalRule) for row in transaction.read(_READ_RULES, (self._owner,))]
             for one in known:
                 if replace(one, id=rule.id, created_at=rule.created_at, created_by=rule.created_by) == rule:
                     return one
@@ -241,7 +243,7 @@ class Approvals:
             rows = transaction.read(f"{_READ_RULES} and id >= ? and id < ?", (self._owner, *id_range(wanted)))
             if len(rows) != 1:
                 raise ApprovalNotFound(wanted, what="rule", is_several=bool(rows))
-            rule = _rule(rows[0])
+            rule = _read(rows[0], ApprovalRule)
             transaction.write("delete from approval_rules where owner = ? and id = ?", (self._owner, rule.id))
             return rule
 
@@ -256,7 +258,7 @@ class Approvals:
 
     def _tidy(self, transaction: Transaction, now: int) -> None:
         for row in transaction.read(_OVERDUE, (self._owner, now, _STEP)):
-            found = self._strip(transaction, _approval(row))
+            found = self._strip(transaction, _read(row, Approval))
             transaction.write(_EXPIRE, (self._owner, found.id))
         transaction.write(_PRUNE, (self._owner, now - _KEPT_MS, _STEP))
 
@@ -267,21 +269,18 @@ class Approvals:
         transaction.write(_STRIP, (*kept, self._owner, found.id))
         return rest
 
-    def _latest(self, plan: Approval, status: str, more: str = "", values: Sequence[Value] = ()) -> Approval | None:
-        with within(_PATIENCE):
-            return self._of_plan(self._database, plan, status, more, values)
-
     def _of_plan(
         self, source: Database | Transaction, plan: Approval, status: str, more: str = "", values: Sequence[Value] = ()
     ) -> Approval | None:
         """Return the latest question about a plan that has a status, and is not expired where it could be."""
         alive = "and expires_at > ?" if status in {"pending", "approved"} else ""
         given = (self._owner, clean(plan.actor), clean(plan.project), plan.plan_digest, status, *values)
-        rows = source.read(
-            f"{_READ} {_PLAN} and status = ? {more} {alive} order by id desc limit 1",
-            (*given, plan.created_at) if alive else given,
-        )
-        return _approval(rows[0]) if rows else None
+        with within(_PATIENCE):
+            rows = source.read(
+                f"{_READ} {_PLAN} and status = ? {more} {alive} order by id desc limit 1",
+                (*given, plan.created_at) if alive else given,
+            )
+        return _read(rows[0], Approval) if rows else None
 
     def _found(self, source: Database | Transaction, wanted: str) -> Approval:
         if wanted.isdecimal() and not wanted.startswith("0") and len(wanted) <= _LONGEST_NUMBER:
@@ -293,7 +292,7 @@ class Approvals:
                 rows = source.read(f"{statement} and status = 'pending' limit 2", values) or rows
         if len(rows) != 1:
             raise ApprovalNotFound(wanted, is_several=bool(rows))
-        return _approval(rows[0])
+        return _read(rows[0], Approval)
 
 
 def _stripped(approval: Approval) -> Approval:
@@ -318,17 +317,9 @@ def _row(stored: Approval | ApprovalRule) -> Sequence[Value]:
     ]
 
 
-def _approval(row: Row) -> Approval:
-    return convert(_read_json(_COLUMNS, row), Approval)
-
-
-def _rule(row: Row) -> ApprovalRule:
-    return convert(_read_json(_RULE_COLUMNS, row), ApprovalRule)
-
-
-def _read_json(columns: Sequence[str], row: Row) -> JsonObject:
-    cells = zip(columns, row, strict=True)
-    return {name: json.loads(str(value)) if name in _JSON else value for name, value in cells}
+def _read(row: Row, kind: type[_Kind]) -> _Kind:
+    cells = zip(kind.__struct_fields__, row, strict=True)
+    return convert({name: json.loads(str(value)) if name in _JSON else value for name, value in cells}, kind)
 
 
 def _text(value: Json) -> str:

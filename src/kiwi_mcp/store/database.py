@@ -178,3 +178,18 @@ def id_range(wanted: str) -> tuple[str, str]:
 def clean(text: str) -> str:
     """Return a text as every database can hold it."""
     return text[:LONGEST].encode(errors="replace").decode().replace("\0", "\ufffd")
+
+
+def conditions(*clauses: tuple[str, Value]) -> tuple[str, list[Value]]:
+    """Return a condition of the clauses that have a value, and the values, with texts that every database can hold."""
+    given = [(clause, clean(value) if isinstance(value, str) else value) for clause, value in clauses]
+    known = [(clause, value) for clause, value in given if value is not None]
+    return " and ".join(clause for clause, _ in known) or "true", [value for _, value in known]
+
+
+class OwnedRows:
+    """The rows of one kind that belong to one owner, in one store."""
+
+    def __init__(self, database: Database, owner: str = "") -> None:
+        self._database = database
+        self._owner = clean(owner)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.mcp import Definition, OfferKind, ServerKey, ServerRecord, State
-from kiwi_mcp.store.database import Database, Row, Transaction, Value, json_column, read_json_column
+from kiwi_mcp.store.database import Database, Row, Value, json_column, read_json_column
 
 ServerDefinitions: TypeAlias = "tuple[ServerRecord, Sequence[Definition]]"
 
@@ -24,6 +24,10 @@ _KEY = ("actor", "space", "server")
 _IS = "actor = ? and space = ? and server = ?"
 _SERVERS = f"select space, server, {', '.join(_SERVER)} from mcp_servers"  # noqa: S608 - our own names
 _DEFINITIONS = f"select space, server, {', '.join(_DEFINITION)} from mcp_definitions"  # noqa: S608 - as above
+_PUT_SERVER = (
+    f"insert into mcp_servers ({', '.join(_KEY + _SERVER)}) values ({', '.join('?' * len(_KEY + _SERVER))})"  # noqa: S608 - as above
+    f" on conflict (actor, space, server) do update set {', '.join(f'{name} = excluded.{name}' for name in _SERVER)}"
+)
 _ORDER = "order by space, server, kind, name"
 # Asked for a name alone, SQLite goes through all that the actor has, by the primary key, and not by the index of names.
 _IS_NAMED = (
@@ -114,7 +118,10 @@ class McpDefinitions:
             before = tuple(map(_definition, known))
             server, after = work(_server(rows[0]) if rows else None, before)
             server = replace(server, mark=token_hex(8))
-            self._write_server(transaction, server)
+            cells = {name: getattr(server, name) for name in _SERVER}
+            cells |= {"info": json_column(server.info), "words": json_column(server.words)}
+            cells["accepts_first"] = int(server.accepts_first)
+            transaction.write(_PUT_SERVER, (self._actor, *server.key, *cells.values()))
             if after != before:
                 transaction.write(f"delete from mcp_definitions where {_IS}", (self._actor, *key))  # noqa: S608 - as above
                 transaction.insert("mcp_definitions", (*_KEY, *_DEFINITION), self._rows(key, after))
@@ -124,18 +131,6 @@ class McpDefinitions:
         """Forget a server and all that it offers, and say whether it was known."""
         with self.database.transaction() as transaction:
             return transaction.write(f"delete from mcp_servers where {_IS}", (self._actor, *key)) > 0  # noqa: S608 - as above
-
-    def _write_server(self, transaction: Transaction, server: ServerRecord) -> None:
-        cells = {name: getattr(server, name) for name in _SERVER}
-        cells |= {"info": json_column(server.info), "words": json_column(server.words)}
-        cells["accepts_first"] = int(server.accepts_first)
-        columns = (*_KEY, *_SERVER)
-        changed = ", ".join(f"{word} = excluded.{word}" for word in _SERVER)
-        statement = (
-            f"insert into mcp_servers ({', '.join(columns)}) values ({', '.join('?' * len(columns))})"  # noqa: S608 - as above
-            f" on conflict (actor, space, server) do update set {changed}"
-        )
-        transaction.write(statement, (self._actor, *server.key, *cells.values()))
 
     def _rows(self, key: ServerKey, definitions: Iterable[Definition]) -> Iterable[Sequence[Value]]:
         for one in definitions:

@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, most_values
@@ -90,7 +91,19 @@ def old_threads(project: Path) -> list[OldThread]:
 
 def old_thread(project: Path, thread_id: str) -> OldThread | None:
     """Return one old thread with its events."""
-    return next((_whole(project, one) for one in old_threads(project) if one.id == thread_id), None)
+    one = next((one for one in old_threads(project) if one.id == thread_id), None)
+    if one is None:
+        return None
+    data = _read(project, (*_PLACES[one.form], one.id), _FILE)
+    lines = data.splitlines() if most_values(data) <= _MOST_VALUES else ()
+    rows = [row for line in lines if (row := as_object(_json(line)))] or [
+        {"ts": row.get("ts"), "type": row.get("event_type"), **as_object(_json(row.get("payload_json")))}
+        for row in _rows(project, one.form, "thread_events")
+        if row.get("thread_id") == one.id
+    ]
+    events = tuple(map(_event, rows))
+    times = [event.at for event in events if event.at] or [""]
+    return replace(one, started_at=one.started_at or times[0], updated_at=one.updated_at or times[-1], events=events)
 
 
 def _listed(project: Path, form: TranscriptForm) -> Iterator[OldThread]:
@@ -110,38 +123,22 @@ def _listed(project: Path, form: TranscriptForm) -> Iterator[OldThread]:
         left -= len(text)
         about = {**as_object(_json(text)), **rows.get(name, {})}
         if about or names.get(name):
-            yield _thread(name, form, about)
-
-
-def _thread(name: str, form: TranscriptForm, about: JsonObject) -> OldThread:
-    cost = about.get("cost") or about.get("total_usage_json")
-    result = about.get("outputs") or about.get("result")
-    return OldThread(
-        name,
-        form,
-        as_text(about.get("directive_id") or about.get("directive")),
-        as_text(about.get("status")),
-        as_text(about.get("model")),
-        as_text(about.get("parent_thread_id") or about.get("parent_id")),
-        as_text(about.get("created_at")),
-        as_text(about.get("updated_at")),
-        as_object(_json(cost)),
-        _json(result) if isinstance(result, str) and result[:1] in {"{", "["} else result,
-    )
-
-
-def _whole(project: Path, one: OldThread) -> OldThread:
-    rows = _lines(project, one.form, one.id) or [
-        {"ts": row.get("ts"), "type": row.get("event_type"), **as_object(_json(row.get("payload_json")))}
-        for row in _rows(project, one.form, "thread_events")
-        if row.get("thread_id") == one.id
-    ]
-    events = tuple(map(_event, rows))
-    times = [event.at for event in events if event.at]
-    first, last = (times[0], times[-1]) if times else ("", "")
-    started, updated = one.started_at or first, one.updated_at or last
-    about = (one.id, one.form, one.directive, one.status, one.model, one.parent_id, started, updated)
-    return OldThread(*about, one.cost, one.result, events)
+            cost, result = (
+                about.get("cost") or about.get("total_usage_json"),
+                about.get("outputs") or about.get("result"),
+            )
+            yield OldThread(
+                id=name,
+                form=form,
+                directive=as_text(about.get("directive_id") or about.get("directive")),
+                status=as_text(about.get("status")),
+                model=as_text(about.get("model")),
+                parent_id=as_text(about.get("parent_thread_id") or about.get("parent_id")),
+                started_at=as_text(about.get("created_at")),
+                updated_at=as_text(about.get("updated_at")),
+                cost=as_object(_json(cost)),
+                result=_json(result) if isinstance(result, str) and result[:1] in {"{", "["} else result,
+            )
 
 
 def _event(row: JsonObject) -> OldEvent:
@@ -149,13 +146,6 @@ def _event(row: JsonObject) -> OldEvent:
     names = {"ts", "timestamp", "type", "event_type", "thread_id"}
     body = row.get("payload") if "payload" in row else {name: row[name] for name in row if name not in names}
     return OldEvent(at, kind, as_object(body))
-
-
-def _lines(project: Path, form: TranscriptForm, name: str) -> list[JsonObject]:
-    data = _read(project, (*_PLACES[form], name), _FILE)
-    if most_values(data) > _MOST_VALUES:
-        return []
-    return [row for line in data.splitlines() if (row := as_object(_json(line)))]
 
 
 def _rows(project: Path, form: TranscriptForm, table: Literal["threads", "thread_events"]) -> list[JsonObject]:
@@ -167,7 +157,9 @@ def _rows(project: Path, form: TranscriptForm, table: Literal["threads", "thread
     with closing(sqlite3.connect(":memory:")) as database, suppress(sqlite3.Error):
         database.deserialize(data[:18] + b"\x01\x01" + data[20:])  # a copy has no write-ahead log beside it
         database.execute("pragma trusted_schema = off")
-        database.set_authorizer(_authorize)
+        # Reading is allowed and nothing else: the schema of a database may name functions and endless queries.
+        allowed = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ}
+        database.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in allowed else sqlite3.SQLITE_DENY)
         database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LARGEST_OBJECT)
         database.set_progress_handler(lambda: time.monotonic() > until, 100_000)
         made = database.execute("select sql from sqlite_master where name = ? and type = 'table'", (table,)).fetchone()
@@ -176,19 +168,15 @@ def _rows(project: Path, form: TranscriptForm, table: Literal["threads", "thread
         rows = database.execute(f"select * from {table} limit 100000")  # noqa: S608 - our own names
         names = [column[0] for column in rows.description]
         for row in rows:
-            found.append({name: cell for name, cell in zip(names, row, strict=True) if _is_plain(cell)})
+            cells = zip(names, row, strict=True)
+            found.append({name: cell for name, cell in cells if _is_json(cell)})
             size += sum(len(cell) for cell in row if isinstance(cell, str | bytes))
             if size > _LARGEST:
                 break
     return found
 
 
-def _authorize(action: int, *_: str | None) -> int:
-    """Allow reading and nothing else: the schema of a database may name functions and endless queries."""
-    return sqlite3.SQLITE_OK if action in {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ} else sqlite3.SQLITE_DENY
-
-
-def _is_plain(cell: object) -> bool:
+def _is_json(cell: object) -> bool:
     return isinstance(cell, str | int) or (isinstance(cell, float) and isfinite(cell))
 
 

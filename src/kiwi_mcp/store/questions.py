@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from kiwi_mcp.domain.errors import ThreadNotFound
 from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.threads import ThreadQuestion
-from kiwi_mcp.store.database import Database, Row, Transaction, Value, clean, id_range, quick_transaction
+from kiwi_mcp.store.database import OwnedRows, Row, Transaction, Value, clean, id_range, quick_transaction
 
 _COLUMNS = ThreadQuestion.__struct_fields__
 _JSON = ("message", "schema", "answer")
@@ -23,12 +23,8 @@ _ANSWER = """update questions set status = 'answered', answer = ?, answered_by =
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
-class Questions:
+class Questions(OwnedRows):
     """The questions to one owner."""
-
-    def __init__(self, database: Database, owner: str = "") -> None:
-        self._database = database
-        self._owner = clean(owner)
 
     def get(self, wanted: str) -> ThreadQuestion:
         """Return a question by its id, or by the beginning of its id."""

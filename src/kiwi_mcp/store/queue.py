@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from kiwi_mcp.domain.errors import ThreadEnded, ThreadTaken
 from kiwi_mcp.domain.threads import Thread, ThreadStatus, WaitReason
-from kiwi_mcp.store.database import Database, Transaction, clean, quick_transaction
+from kiwi_mcp.store.database import OwnedRows, clean, quick_transaction
 from kiwi_mcp.store.threads import STALE_MS, take_in
 
 MINUTE_MS = 60_000
@@ -85,12 +85,8 @@ _DUE = """select min(at) from (
   union all select min(due_at) from schedules where owner = ? and is_paused = 0) as times"""
 
 
-class ThreadQueue:
+class ThreadQueue(OwnedRows):
     """The threads of one owner that workers run."""
-
-    def __init__(self, database: Database, owner: str = "") -> None:
-        self._database = database
-        self._owner = clean(owner)
 
     def live(self) -> tuple[LiveThread, ...]:
         """Return the threads that have not ended and were not paused, the oldest first."""
@@ -107,7 +103,9 @@ class ThreadQueue:
             leased = f"{_LIVE} and lease_owner <> '' and beat_at >= ?"
             rows = transaction.read(leased, (self._owner, now - STALE_MS))
             running = [LiveThread(*row) for row in rows]  # type: ignore[arg-type]  # as above
-            started = self._started(transaction, now)
+            last_minute = (self._owner, now - MINUTE_MS)
+            transaction.write("delete from queue_starts where owner = ? and at <= ?", last_minute)
+            started = [StartedThread(*row) for row in transaction.read(_STARTED, last_minute)]  # type: ignore[arg-type]  # as above
             for one in choose([each for each in running if not gone(each.lease_owner)], started):
                 try:
                     owner = one.lease_owner if gone(one.lease_owner) else ""
@@ -117,11 +115,6 @@ class ThreadQueue:
                 known = (self._owner, now, one.id, one.queue, one.provider, one.starter)
                 transaction.write(_ADD_STARTED, known)
         return taken
-
-    def _started(self, transaction: Transaction, now: int) -> list[StartedThread]:
-        transaction.write("delete from queue_starts where owner = ? and at <= ?", (self._owner, now - MINUTE_MS))
-        rows = transaction.read(_STARTED, (self._owner, now - MINUTE_MS))
-        return [StartedThread(*row) for row in rows]  # type: ignore[arg-type]  # as above
 
     def questions(self, now: int) -> OpenQuestions:
         """Return what is open."""

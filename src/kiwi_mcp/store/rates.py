@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kiwi_mcp.domain.times import now_ms
-from kiwi_mcp.store.database import Database, clean, quick_transaction
+from kiwi_mcp.store.database import OwnedRows, clean, quick_transaction
 
 _MINUTE_MS = 60_000
 # A time that is more than a minute ahead was written before the clock was set back.
@@ -13,11 +13,8 @@ _FORGET = "delete from rate_calls where owner = ? and rule = ? and (at <= ? or a
 _LAST = "select at from rate_calls where owner = ? and rule = ? order by at desc limit 1 offset ?"
 
 
-class Rates:
+class Rates(OwnedRows):
     """The rate limits of one owner."""
-
-    def __init__(self, database: Database, owner: str) -> None:
-        self._database, self._owner = database, clean(owner)
 
     def take(self, limits: Mapping[str, int], now: int | None = None) -> tuple[str, float]:
         """Count one call for each rule and return ("", 0); if one is at its limit, count none, and return it.

@@ -15,7 +15,18 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import canonical
 from kiwi_mcp.domain.records import Receipt, ReceiptEntry, ReceiptHead, RunStatus
 from kiwi_mcp.domain.times import iso
-from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, clean, id_range, plain, within
+from kiwi_mcp.store.database import (
+    Database,
+    IntegrityFault,
+    Row,
+    Transaction,
+    Value,
+    clean,
+    conditions,
+    id_range,
+    plain,
+    within,
+)
 from kiwi_mcp.store.principals import is_named, named
 
 KIND = b"kiwi-receipt-v1\0"
@@ -141,9 +152,17 @@ class Receipts:
 
     def list(self, wanted: ReceiptFilter) -> tuple[ReceiptEntry, ...]:
         """Return the receipts that are wanted, the newest first."""
-        clauses, values = _where(wanted)
-        rows = self._database.read(f"{_READ} where {clauses} order by seq desc limit ?", (*values, wanted.limit))
-        return tuple(map(_entry, rows))
+        where, values = conditions(
+            ("item = ?", wanted.item),
+            ("action = ?", wanted.action),
+            ("status = ?", wanted.status),
+            ("at >= ?", None if wanted.since is None else iso(wanted.since)),
+            ("at < ?", None if wanted.until is None else iso(wanted.until)),
+            ("seq < ?", wanted.before),
+        )
+        own, mine = ("true", ()) if wanted.actor is None else named(wanted.actor)
+        statement = f"{_READ} where {where} and {own} order by seq desc limit ?"
+        return tuple(map(_entry, self._database.read(statement, (*values, *mine, wanted.limit))))
 
     def find(self, name: str, limit: int) -> tuple[ReceiptEntry, ...]:
         """Return the receipts of a number, or of an id or the beginning of one."""
@@ -215,22 +234,6 @@ def _refused(fault: IntegrityFault) -> StoreUnavailable:
     return StoreUnavailable(
         f"The store refused the receipt: {fault.reason}.", suggestion="Check the store with `kiwi doctor`."
     )
-
-
-def _where(wanted: ReceiptFilter) -> tuple[str, Sequence[Value]]:
-    clauses: Sequence[tuple[str, Value]] = (
-        ("item = ?", wanted.item),
-        ("action = ?", wanted.action),
-        ("status = ?", wanted.status),
-        ("at >= ?", None if wanted.since is None else iso(wanted.since)),
-        ("at < ?", None if wanted.until is None else iso(wanted.until)),
-        ("seq < ?", wanted.before),
-    )
-    given: list[tuple[str, Sequence[Value]]] = [(clause, [value]) for clause, value in clauses if value is not None]
-    if wanted.actor is not None:
-        given.append(named(wanted.actor))
-    every = [value for _, values in given for value in values]
-    return " and ".join(clause for clause, _ in given) or "true", plain(every)
 
 
 def _entry(row: Row) -> ReceiptEntry:

@@ -17,7 +17,7 @@ from msgspec import Struct
 from kiwi_mcp.domain.errors import KiwiError, NotFound, RunNotFound, StoreDamaged, StoreUnavailable
 from kiwi_mcp.domain.records import Receipt, RunRecord, RunStatus
 from kiwi_mcp.domain.times import encode_id, is_run_id, iso, run_id
-from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, clean, plain, within
+from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, clean, conditions, plain, within
 from kiwi_mcp.store.principals import named
 from kiwi_mcp.store.receipts import append, begin, end
 
@@ -165,11 +165,17 @@ class Runs:
 
     def list(self, wanted: RunFilter) -> tuple[RunRecord, ...]:
         """Return the runs that are wanted, the newest first."""
-        (own, mine), (clauses, values) = self._own(), _where(wanted)
-        rows = self._database.read(
-            f"{_READ} where {own} and {clauses} order by id desc limit ?", (*mine, *values, wanted.limit)
+        own, mine = self._own()
+        where, values = conditions(
+            ("tool_id = ?", wanted.tool_id),
+            ("status = ?", wanted.status),
+            ("project = ?", wanted.project),
+            ("id >= ?", None if wanted.since is None else run_id(wanted.since, 0)),
+            ("id < ?", None if wanted.until is None else run_id(wanted.until, 0)),
+            ("id < ?", wanted.before),
         )
-        return tuple(_run(row) for row in rows)
+        statement = f"{_READ} where {own} and {where} order by id desc limit ?"
+        return tuple(map(_run, self._database.read(statement, (*mine, *values, wanted.limit))))
 
     def get(self, wanted: str) -> RunRecord:
         """Return one run by its id."""
@@ -199,14 +205,18 @@ class Runs:
 
     def prune(self, now: int) -> Pruned:
         """Remove runs of the actor that are no longer kept at a time in milliseconds, in one bounded step."""
-        first, (own, values) = self._first_kept(now), self._own()
+        own, values = self._own()
+        first = run_id(now - self._retention.days * 86_400_000, 0)  # the id from which on runs are kept
+        newest = f"select id from runs where {own} order by id desc limit 1 offset ?"  # noqa: S608 - our own words
+        for (id_,) in self._database.read(newest, (*values, max(self._retention.count - 1, 0))):
+            first = max(first, str(id_))
         old_runs = f"from runs where {own} and id < ? order by id limit ?"
         if not self._database.read(f"select 1 {old_runs}", (*values, first, 1)) and not self._excess():
             return Pruned()
         with self._database.transaction() as transaction:
             old = transaction.read(f"select id, result_sha256 {old_runs}", (*values, first, _STEP))
             if old:
-                transaction.write(f"delete from runs where {own} and id <= ?", (*values, old[-1][0]))  # noqa: S608 - our own words
+                transaction.write(f"delete from runs where {own} and id <= ?", (*values, old[-1][0]))  # noqa: S608 - as above
             excess = self._excess(transaction)
             for result in excess:
                 statement = f"update runs set result_sha256 = null where {own} and result_sha256 = ?"  # noqa: S608 - as above
@@ -219,14 +229,6 @@ class Runs:
         if self._actor is None:
             return "true", ()
         return named(self._actor) if self._is_people else ("actor = ?", (clean(self._actor),))
-
-    def _first_kept(self, now: int) -> str:
-        """Return the id from which on runs are kept, by their age and by their number."""
-        oldest = run_id(now - self._retention.days * 86_400_000, 0)
-        own, values = self._own()
-        statement = f"select id from runs where {own} order by id desc limit 1 offset ?"  # noqa: S608 - as above
-        rows = self._database.read(statement, (*values, max(self._retention.count - 1, 0)))
-        return max(oldest, str(rows[0][0])) if rows else oldest
 
     def _excess(self, source: Database | Transaction | None = None) -> Sequence[str]:
         """Return the hashes of the large results that exceed the retention, counted from the newest."""
@@ -280,19 +282,6 @@ def _refused(fault: IntegrityFault) -> StoreUnavailable:
 def _is_due(run: RunRecord) -> bool:
     """Whether it falls to a run to prune, by the noise in its id: one in 1,024, or in 32 with large results."""
     return run.id.endswith("0" if run.result_sha256 else "00")
-
-
-def _where(wanted: RunFilter) -> tuple[str, list[Value]]:
-    clauses = [
-        ("tool_id = ?", wanted.tool_id),
-        ("status = ?", wanted.status),
-        ("project = ?", wanted.project),
-        ("id >= ?", None if wanted.since is None else run_id(wanted.since, 0)),
-        ("id < ?", None if wanted.until is None else run_id(wanted.until, 0)),
-        ("id < ?", wanted.before),
-    ]
-    given = [(clause, clean(value)) for clause, value in clauses if value is not None]
-    return " and ".join(clause for clause, _ in given) or "true", [value for _, value in given]
 
 
 def _run(row: Row) -> RunRecord:

@@ -7,7 +7,7 @@ import json
 from kiwi_mcp.domain.errors import Conflict, NotFound
 from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.schedules import Occurrence, Schedule
-from kiwi_mcp.store.database import Database, Row, Transaction, clean, quick_transaction
+from kiwi_mcp.store.database import OwnedRows, Row, Transaction, clean, quick_transaction
 
 _COLUMNS = Schedule.__struct_fields__
 _JSON = ("inputs", "limits")
@@ -33,12 +33,8 @@ class OccurrenceTaken(Exception):
     """Another worker serves this time of a schedule."""
 
 
-class Schedules:
+class Schedules(OwnedRows):
     """The schedules of one owner."""
-
-    def __init__(self, database: Database, owner: str = "") -> None:
-        self._database = database
-        self._owner = clean(owner)
 
     def add(self, schedule: Schedule) -> None:
         """Store a new schedule."""

@@ -7,9 +7,10 @@ from hashlib import sha256
 from typing import Literal, TypeAlias
 
 from msgspec import Struct, convert, field
+from msgspec.structs import asdict
 
 from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.store.database import Database, Row, Value, json_column, read_json_column, within
+from kiwi_mcp.store.database import Database, Value, json_column, read_json_column, within
 
 TaskStatus: TypeAlias = Literal["working", "input_required", "completed", "failed", "cancelled"]
 
@@ -94,29 +95,28 @@ class Tasks:
 
     def add(self, task: Task) -> bool:
         """Store a new task. Return False if the principal already has the maximum number of tasks."""
+        principal = _whose(task.principal)
         with within(_PATIENCE), self._database.transaction() as transaction:
             transaction.write(_PRUNE, (task.created_at, _STEP))
             counted = "select count(*) from tasks where actor = ? and principal = ?"
-            if int(transaction.read(counted, (self._actor, _whose(task.principal)))[0][0] or 0) >= MOST_KEPT:
+            if int(transaction.read(counted, (self._actor, principal))[0][0] or 0) >= MOST_KEPT:
                 return False
-            transaction.write(_ADD, (self._actor, *_row(task)))
+            cells = {**asdict(task), "principal": principal, "detail": json_column(task.detail)}
+            texts = {name: _clean(cells[name]) for name in ("method", "identity", "owner", "message")}
+            transaction.write(_ADD, (self._actor, *(cells | texts).values()))
             return True
 
     def get(self, task_id: str, principal: str, now: int) -> Task | None:
         """Return a task of a principal, unless there is none or its time is over."""
-        found = self._one(task_id, principal)
-        if found is not None and _is_lost(found, now):
-            self._bury(now)
-            found = self._one(task_id, principal)
-        return found if found is not None and now < found.expires_at else None
+        found = self._read("principal = ? and id = ?", (_whose(principal), _clean(task_id)), now)
+        return next((task for task in found if now < task.expires_at), None)
 
     def list(self, now: int, *, limit: int, prefix: str = "") -> Sequence[Task]:
         """Return the actor's tasks of all principals, newest first. `prefix` selects ids that start with it."""
-        rows = self._listed(now, limit, prefix)
-        if any(_is_lost(task, now) for task in rows):
-            self._bury(now)
-            rows = self._listed(now, limit, prefix)
-        return rows
+        # The ids are hexadecimal, so every one that begins so is before the same beginning and a `g`.
+        begins = (_clean(prefix), f"{_clean(prefix)}g")
+        where = "expires_at > ? and id >= ? and id < ? order by created_at desc, id limit ?"
+        return self._read(where, (now, *begins, limit), now)
 
     def finish(self, task: Task) -> bool:
         """Keep how a task ended, and say whether it was still this process's to end."""
@@ -163,44 +163,27 @@ class Tasks:
                 every = json_column({**answers, **known})
                 transaction.write(f"update tasks set answers = ? where {own}", (every, *values))  # noqa: S608 - as above
 
-    def _one(self, task_id: str, principal: str) -> Task | None:
-        with within(_PATIENCE):
-            rows = self._database.read(
-                f"{_READ} and principal = ? and id = ?", (self._actor, _whose(principal), _clean(task_id))
-            )
-        return _task(rows[0]) if rows else None
+    def _read(self, where: str, values: Sequence[Value], now: int) -> Sequence[Task]:
+        """Return some of the actor's tasks; those whose process is gone have failed."""
 
-    def _listed(self, now: int, limit: int, prefix: str) -> Sequence[Task]:
-        # The ids are hexadecimal, so every one that begins so is before the same beginning and a `g`.
-        begins = (_clean(prefix), f"{_clean(prefix)}g")
-        statement = f"{_READ} and expires_at > ? and id >= ? and id < ? order by created_at desc, id limit ?"
-        with within(_PATIENCE):
-            return tuple(map(_task, self._database.read(statement, (self._actor, now, *begins, limit))))
+        def read() -> Sequence[Task]:
+            with within(_PATIENCE):
+                rows = self._database.read(f"{_READ} and {where}", (self._actor, *values))
+            cells = ({**dict(zip(_COLUMNS, row, strict=True)), "detail": _object(row[-1])} for row in rows)
+            return tuple(convert(one, Task) for one in cells)
 
-    def _bury(self, now: int) -> None:
-        values = (str(LOST["message"]), json_column(LOST), now, now + KEPT_MS, self._actor, now - STALE_MS)
-        with within(_PATIENCE), self._database.transaction() as transaction:
-            transaction.write(_BURY, values)
+        tasks = read()
+        if any(not one.is_over and one.beat_at < now - STALE_MS for one in tasks):
+            lost = (str(LOST["message"]), json_column(LOST), now, now + KEPT_MS, self._actor, now - STALE_MS)
+            with within(_PATIENCE), self._database.transaction() as transaction:
+                transaction.write(_BURY, lost)
+            tasks = read()
+        return tasks
 
     def _own(self, task_id: str, principal: str | None) -> tuple[str, tuple[Value, ...]]:
         if principal is None:
             return "actor = ? and id = ?", (self._actor, _clean(task_id))
         return "actor = ? and principal = ? and id = ?", (self._actor, _whose(principal), _clean(task_id))
-
-
-def _is_lost(task: Task, now: int) -> bool:
-    return not task.is_over and task.beat_at < now - STALE_MS
-
-
-def _row(task: Task) -> Sequence[Value]:
-    texts = (task.id, _whose(task.principal), *map(_clean, (task.method, task.identity, task.owner)))
-    times = (task.created_at, task.updated_at, task.expires_at, task.beat_at)
-    return (*texts, *times, task.status, _clean(task.message), json_column(task.detail))
-
-
-def _task(row: Row) -> Task:
-    *cells, detail = row
-    return convert({**dict(zip(_COLUMNS, cells, strict=False)), "detail": _object(detail)}, Task)
 
 
 def _object(text: Value) -> JsonObject:

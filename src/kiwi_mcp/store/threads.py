@@ -38,7 +38,17 @@ from kiwi_mcp.domain.threads import (
 )
 from kiwi_mcp.domain.times import iso, now_ms, run_id
 from kiwi_mcp.store.budget import COUNTERS, carve, charge_open, ledger_sums, return_rest
-from kiwi_mcp.store.database import Database, Row, Transaction, Value, clean, id_range, quick_transaction
+from kiwi_mcp.store.database import (
+    Database,
+    OwnedRows,
+    Row,
+    Transaction,
+    Value,
+    clean,
+    conditions,
+    id_range,
+    quick_transaction,
+)
 from kiwi_mcp.store.runs import ADD_BLOB, drop_blob
 
 STALE_MS = 15_000
@@ -121,12 +131,8 @@ class ThreadDelta(Struct, frozen=True):
     text: str
 
 
-class Threads:
+class Threads(OwnedRows):
     """The threads of one owner in one store."""
-
-    def __init__(self, database: Database, owner: str = "") -> None:
-        self._database = database
-        self._owner = clean(owner)
 
     def create(
         self, thread: Thread, events: Sequence[NewEvent], also: Callable[[Transaction], None] | None = None
@@ -197,19 +203,19 @@ class Threads:
 
     def list(self, wanted: ThreadFilter) -> tuple[Thread, ...]:
         """Return the threads that are wanted, the newest first."""
-        idle = "(kind <> 'conversation' or status <> 'waiting' or waits_for <> ?)"
         names = ("status", "directive", "starter", "parent_id", "root_id", "kind", "project")
-        clauses: Sequence[tuple[str, str | None]] = (
+        where, values = conditions(
+            ("owner = ?", self._owner),
             *((f"{name} = ?", getattr(wanted, name)) for name in names),
-            (idle, None if wanted.has_idle else "message"),
+            (
+                "(kind <> 'conversation' or status <> 'waiting' or waits_for <> ?)",
+                None if wanted.has_idle else "message",
+            ),
             ("id >= ?", None if wanted.since is None else run_id(wanted.since, 0)),
             ("id < ?", None if wanted.until is None else run_id(wanted.until, 0)),
             ("id < ?", wanted.before),
         )
-        given = [(clause, clean(value)) for clause, value in clauses if value is not None]
-        where = " and ".join(["owner = ?", *(clause for clause, _ in given)])
-        values: tuple[Value, ...] = (self._owner, *(value for _, value in given), wanted.limit)
-        rows = self._database.read(f"{_READ} where {where} order by id desc limit ?", values)
+        rows = self._database.read(f"{_READ} where {where} order by id desc limit ?", (*values, wanted.limit))
         return tuple(_thread(self._database, row) for row in rows)
 
     def take(self, thread_id: str, process: str, now: int, gone: str = "") -> Thread:
