@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.item_reader import ManifestFile, read_head
-from kiwi_mcp.catalog.source import FolderSnapshot, load, save
+from kiwi_mcp.catalog.source import FolderSnapshot, read_cache, write_cache
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import InvalidManifest, ToolNotFound, VersionNotFound
 from kiwi_mcp.manifest.type_specs import TypeSpecs
@@ -242,7 +242,7 @@ def test_a_cache_that_names_files_outside_its_folder_is_ignored(
     other.write_text(api("x", "6.6.6"))
     settle()
     Catalog(space).all()
-    snapshots = {place: load(place) for place in (space.cache / "catalog").glob("*.json")}
+    snapshots = {place: read_cache(place, FolderSnapshot) for place in (space.cache / "catalog").glob("*.json")}
     place, saved = next((place, one) for place, one in snapshots.items() if one and str(own) in one.records)
     stamp, card = saved.records[str(own)]
     outside = f"{space.project_ai}/../x.yaml" if moved == "listing" else str(other)
@@ -251,7 +251,7 @@ def test_a_cache_that_names_files_outside_its_folder_is_ignored(
         path: replace(one, places=(outside,)) if one.places and moved != "card" else one
         for path, one in saved.listings.items()
     }
-    save(place, FolderSnapshot(listings, records if moved != "listing" else {}))
+    write_cache(place, FolderSnapshot(listings, records if moved != "listing" else {}))
 
     assert Catalog(space).find("x").origin.path == own
 

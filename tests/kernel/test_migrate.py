@@ -1,4 +1,4 @@
-"""FolderMigration of old folders: planned first, then copied unchanged or rewritten on request."""
+"""Migration of old folders: planned first, then copied unchanged or rewritten on request."""
 
 from __future__ import annotations
 

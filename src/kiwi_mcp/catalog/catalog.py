@@ -7,12 +7,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from heapq import nlargest
 from itertools import pairwise
-from typing import TypeAlias, get_args
+from typing import TypeAlias, TypeVar, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kiwi_mcp.catalog.chain import traits_of, unsound, walk
 from kiwi_mcp.catalog.item_reader import OpenedItem
 from kiwi_mcp.catalog.mcp_source import McpSource, is_accepted, refuse_unaccepted
 from kiwi_mcp.catalog.references import (
@@ -31,6 +30,9 @@ from kiwi_mcp.catalog.source import BrokenFile, FolderSource, ItemSource
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.cards import Card, part_of_card
 from kiwi_mcp.domain.errors import (
+    ChainCycle,
+    ChainMistyped,
+    ChainTooDeep,
     IntegrityMismatch,
     InvalidManifest,
     InvalidRequest,
@@ -41,18 +43,21 @@ from kiwi_mcp.domain.errors import (
     VersionNotFound,
 )
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.items import SOURCE_TRAITS, Chain, ItemType, ReferredItem, Source, Tool
+from kiwi_mcp.domain.items import SOURCE_TRAITS, SUBPROCESS, Chain, ItemType, ReferredItem, Source, Tool, TypeTraits
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Pin
-from kiwi_mcp.manifest import markdown
+from kiwi_mcp.manifest import markdown, permissions
 from kiwi_mcp.manifest.files import Stamps, are_fresh
+from kiwi_mcp.manifest.formats import formats_for
+from kiwi_mcp.manifest.json_schema import faults
 from kiwi_mcp.manifest.provider import has_providers
 from kiwi_mcp.manifest.trust import FILE_NAME as TRUST_FILE
 from kiwi_mcp.manifest.trust import has_passed
-from kiwi_mcp.manifest.type_specs import PROVIDERS, TypeSheets, TypeSpecs, load_type_specs
+from kiwi_mcp.manifest.type_specs import PROVIDERS, TypeSheets, TypeSpec, TypeSpecs, load_type_specs
 from kiwi_mcp.primitives.file_watch import watch
 from kiwi_mcp.store.mcp_definitions import McpDefinitions
 from kiwi_mcp.store.registry.registry import Registry
+from kiwi_mcp.store.registry.release_check import MAX_LINKS
 
 FOLDERS: tuple[Source, ...] = ("project", "user", "builtin")
 """The sources that are looked through at no cost."""
@@ -94,6 +99,7 @@ class Unchanged(Struct, frozen=True):
     valid_until: str
 
 
+_Found = TypeVar("_Found", bound=Tool | Chain)
 _Asked: TypeAlias = tuple[str, Source | None, ItemType | None, bool]
 """A reference, the source and the type that were asked for, and whether its chain was."""
 
@@ -125,6 +131,8 @@ class Catalog:
         self._files = own.files
         self._sources = tuple(sources_of(space, registry, definitions) if sources is None else sources)
         self._by_name = {source.name: source for source in self._sources}
+        self._servers = [source for source in self._sources if isinstance(source, McpSource)]
+        self._builtin = [source for source in self._sources if SOURCE_TRAITS[source.name].is_built_in]
         # In the user's own folder, a request for the project's items means the user's.
         is_users = "user" in self._by_name and "project" not in self._by_name and "project" in space.sources
         self._stands_for: Mapping[Source | None, Source] = {"project": "user"} if is_users else {}
@@ -144,33 +152,29 @@ class Catalog:
         A directive or knowledge is never an item of another type. `tool` may be said of everything: it means an item
         of another type where no tool has the name.
         """
+
+        def look() -> tuple[Tool, Stamps, str]:
+            self._sync(self.sheets)
+            wanted = self._qualified(ref) if source is None else replace(Ref.parse(ref), source=source)
+            choice = self._find(replace(wanted, item_type=item_type))
+            return choice.opened.tool, choice.stamps, choice.opened.valid_until
+
         known = self.unchanged(ref, item_type, source, is_chain=False)
         if known is not None and isinstance(known.found, Tool):
             return known.found
-        found = self._find_now(ref, source, item_type)
-        if self._is_steady((ref, source, item_type, False), found.opened.tool):
-            files, until = [path for path, _ in found.stamps], found.opened.valid_until
-            entry = self._watch(found.opened.tool, files, until)
-            if self._find_now(ref, source, item_type).opened.tool is found.opened.tool:
-                self._unchanged[ref, source, item_type, False] = entry
-        return found.opened.tool
-
-    def _find_now(self, ref: str, source: Source | None, item_type: ItemType | None) -> _Choice:
-        self._sync(self.sheets)
-        wanted = self._qualified(ref) if source is None else replace(Ref.parse(ref), source=source)
-        return self._find(replace(wanted, item_type=item_type))
+        return self._look((ref, source, item_type, False), look)
 
     def resolve(self, ref: str, *, item_type: ItemType | None = None) -> Chain:
         """Return the item a reference asks for, with its executors; `item_type` is that of `find`."""
+
+        def look() -> tuple[Chain, Stamps, str]:
+            resolved = self._resolve_now(ref, item_type)
+            return resolved.chain, resolved.stamps, resolved.valid_until
+
         known = self.unchanged(ref, item_type)
         if known is not None and isinstance(known.found, Chain):
             return known.found
-        found = self._resolve_now(ref, item_type)
-        if self._is_steady((ref, None, item_type, True), found.chain):
-            entry = self._watch(found.chain, [path for path, _ in found.stamps], found.valid_until)
-            if self._resolve_now(ref, item_type).chain is found.chain:
-                self._unchanged[ref, None, item_type, True] = entry
-        return found.chain
+        return self._look((ref, None, item_type, True), look)
 
     def unchanged(
         self, ref: str, item_type: ItemType | None, source: Source | None = None, *, is_chain: bool = True
@@ -187,27 +191,29 @@ class Catalog:
             return None
         return known
 
-    def _is_steady(self, asked: _Asked, found: Tool | Chain) -> bool:
-        """Whether the same was found before, and the store can tell that it did not change."""
-        if self._store_state is None or self._store_state() != self._store_state():
-            return False
-        if self._seen.get(asked) is found:
-            return True
-        if len(self._seen) >= _KEPT_CHAINS:
-            self._seen.clear()
-            self._unchanged.clear()
-        self._seen[asked] = found
-        return False
-
-    def _watch(self, found: Tool | Chain, files: Sequence[str], valid_until: str) -> Unchanged:
-        """Watch all that the search for an item looks at; what was found must be found once more afterwards."""
+    def _look(self, asked: _Asked, look: Callable[[], tuple[_Found, Stamps, str]]) -> _Found:
+        """Return what a look finds. What is found twice is watched, and given again until something changes."""
+        found, stamps, valid_until = look()
+        state = self._store_state
+        if state is None or state() != state():  # the store cannot tell that it did not change
+            return found
+        if self._seen.get(asked) is not found:
+            if len(self._seen) >= _KEPT_CHAINS:
+                self._seen.clear()
+                self._unchanged.clear()
+            self._seen[asked] = found
+            return found
         looked = [source.looks_at() for source in self._sources]
-        own = [path for path in files if path.startswith("/")]  # what is in no file is in the store, which has a state
+        # What is in no file is in the store, which has a state.
+        own = [path for path, _ in stamps if path.startswith("/")]
         generation = watch.watch(
             [*own, *(path for files, _ in looked for path in files)],
             [*self._files(), *(path for _, folders in looked for path in folders)],
         )
-        return Unchanged(found, generation, self._store_state() if self._store_state else None, valid_until)
+        entry = Unchanged(found, generation, state(), valid_until)
+        if look()[0] is found:  # once more, now that it is watched
+            self._unchanged[asked] = entry
+        return found
 
     def _resolve_now(self, ref: str, item_type: ItemType | None) -> _Resolved:
         sheets = self.sheets
@@ -237,7 +243,7 @@ class Catalog:
 
     def all(self, sources: Collection[Source] = FOLDERS) -> Sequence[Card]:
         """Return every item of some sources, hidden ones too, by name; the same object as long as nothing changes."""
-        return self.cards([source for source in self._sources if self._is_meant(source, sources)])
+        return self.cards(self.sources(sources))
 
     def cards(self, asked: Sequence[ItemSource]) -> Sequence[Card]:
         """Return every item of some of its sources, as `all` does."""
@@ -278,41 +284,36 @@ class Catalog:
 
     def sources(self, names: Collection[Source]) -> Sequence[ItemSource]:
         """Return the sources that some names stand for here."""
-        return [source for source in self._sources if self._is_meant(source, names)]
+        meant = {*names, *(self._stands_for.get(name) for name in names)}
+        return [source for source in self._sources if source.name in meant]
 
     def generation(self, sources: Collection[Source]) -> tuple[int, ...]:
         """Return numbers that change when an item of some sources is seen to come or to go."""
         sheets = self.sheets
-        return tuple(source.sync(sheets) for source in self._sources if self._is_meant(source, sources))
-
-    def _is_meant(self, source: ItemSource, names: Collection[Source]) -> bool:
-        return source.name in names or source.name in {self._stands_for.get(name) for name in names}
+        return tuple(source.sync(sheets) for source in self.sources(sources))
 
     @property
     def has_servers(self) -> bool:
         """Whether there are MCP servers here with items that can be called."""
-        offered = [source for source in self._sources if isinstance(source, McpSource)]
-        for source in offered:
+        for source in self._servers:
             source.sync(self.sheets)
-        return any(not source.is_empty for source in offered)
+        return any(not source.is_empty for source in self._servers)
 
     def servers(self) -> Sequence[str]:
         """Return the MCP servers that are known here and offer something, those that offer most first."""
         sizes: dict[str, int] = {}
-        for source in self._sources:
-            if isinstance(source, McpSource):
-                source.sync(self.sheets)
-                sizes |= source.sizes
+        for source in self._servers:
+            source.sync(self.sheets)
+            sizes |= source.sizes
         return sorted(filter(sizes.get, sizes), key=lambda name: (-sizes[name], name))
 
     def meant_hosts(self, server: Tool) -> tuple[str, ...]:
         """Return the hosts beyond the public network that the owner meant by accepting an MCP server as it is."""
-        offered = [source for source in self._sources if isinstance(source, McpSource)]
-        return tuple(host for source in offered if (host := source.meant_host(server)))
+        return tuple(host for source in self._servers if (host := source.meant_host(server)))
 
     def is_meant(self, server: Tool) -> bool:
         """Whether the owner added or accepted an MCP server as it is, and so meant what its manifest asks for."""
-        return any(source.is_meant(server) for source in self._sources if isinstance(source, McpSource))
+        return any(source.is_meant(server) for source in self._servers)
 
     def faults(self) -> Sequence[KiwiError]:
         """Return why sources could not be asked when they last were, if any could not."""
@@ -325,8 +326,7 @@ class Catalog:
 
     def seen_broken(self, sources: Collection[Source]) -> Sequence[BrokenFile]:
         """Return those of some sources, as they were when these were last looked through."""
-        asked = (source for source in self._sources if self._is_meant(source, sources))
-        return [broken for source in asked for broken in source.broken()]
+        return [broken for source in self.sources(sources) for broken in source.broken()]
 
     def shadows(self, tool: Tool) -> tuple[str, ...]:
         """Return one sentence for each item that answers to the same name and is not used."""
@@ -346,13 +346,11 @@ class Catalog:
 
     def is_reserved(self, name: str) -> bool:
         """Whether the name is that of a built-in link, which no other item can replace."""
-        builtin = (source for source in self._sources if SOURCE_TRAITS[source.name].is_built_in)
-        return any(entry.tool_type in _link_types() for source in builtin for entry in source.named(Ref(name)))
+        return any(entry.tool_type in _link_types() for source in self._builtin for entry in source.named(Ref(name)))
 
     def is_shipped(self, name: str) -> bool:
         """Whether an item of that name ships with Kiwi."""
-        builtin = (source for source in self._sources if SOURCE_TRAITS[source.name].is_built_in)
-        return any(source.named(Ref(name)) for source in builtin)
+        return any(source.named(Ref(name)) for source in self._builtin)
 
     def near(self, name: str) -> Sequence[str]:
         """Return names that were perhaps meant."""
@@ -380,21 +378,27 @@ class Catalog:
     def _sync(self, sheets: TypeSpecs) -> tuple[int, ...]:
         return tuple(source.sync(sheets) for source in self._sources)
 
-    def _refresh(self) -> tuple[int, ...]:
+    def _refresh(self) -> None:
         sheets = self.sheets
-        return tuple(source.refresh(sheets) for source in self._sources)
+        for source in self._sources:
+            source.refresh(sheets)
 
     def _resolve(
         self, wanted: Ref, sheets: TypeSpecs, generation: tuple[int, ...], home: Source = "project"
     ) -> _Resolved:
         choices = [self._find(wanted, home=home)]
         _refuse_ambiguous(choices[0])
-
-        def below(links: Sequence[Tool]) -> Tool:
-            choices.append(self._find_executor(links))
-            return choices[-1].opened.tool
-
-        links = walk(choices[0].opened.tool, below)
+        links: tuple[Tool, ...] = (choices[0].opened.tool,)
+        while links[-1].manifest.executor:
+            choice = self._find_executor(links)
+            following = choice.opened.tool
+            names = (*(link.id for link in links), following.id)
+            if any(link.origin.path == following.origin.path for link in links):
+                raise ChainCycle(names)
+            if len(links) == MAX_LINKS:
+                raise ChainTooDeep(names, limit=MAX_LINKS)
+            choices.append(choice)
+            links = (*links, following)
         for link in links:
             refuse_unaccepted(link)
         referred, absent = self._referred(links[0], sheets)
@@ -414,7 +418,7 @@ class Catalog:
                 *(note for link in links for note in self._home(link).notes(link)),
                 *self._absent_servers([links[0], *(one.tool for one in references)], sheets),
             ),
-            drift=(*self._drift(links), *self._server_drift(links)),
+            drift=tuple(self._drift(links)),
             faults=tuple(faults),
             references=references,
             project=self.space.project,
@@ -486,11 +490,8 @@ class Catalog:
             pin = self.pin(link)
             if pin and pin.digest != f"sha256:{below.digest}":
                 yield f"{link.identity} was published on {pin.name} and runs on {below.identity}"
-
-    def _server_drift(self, links: Sequence[Tool]) -> Iterator[str]:
-        for source in self._sources:
-            if isinstance(source, McpSource):
-                yield from source.drift(links)
+        for source in self._servers:
+            yield from source.drift(links)
 
     def _find_executor(self, links: Sequence[Tool]) -> _Choice:
         executor, names = links[-1].manifest.executor or "", [link.id for link in links]
@@ -527,26 +528,41 @@ class Catalog:
             self._refresh()
             choice = self._choose(wanted, home, is_last=True)
         if choice is None:
-            for fault in self.faults():
-                raise fault.with_traceback(None)
-            for source in self._sources:
-                if versions := source.withdrawn(wanted):
-                    raise _only_yanked(wanted.name, versions)
-                if isinstance(source, McpSource) and (servers := source.gone(wanted)):
-                    raise _offered_no_more(wanted.name, servers)
             raise self._not_found(wanted)
         return choice
 
-    def _not_found(self, wanted: Ref) -> ToolNotFound:
-        fault = ToolNotFound(wanted.name, near=self.near(wanted.name))
+    def _not_found(self, wanted: Ref) -> KiwiError:
+        """Return why nothing answers to a reference."""
+        name = wanted.name
+        for fault in self.faults():
+            return fault.with_traceback(None)
+        for source in self._sources:
+            if versions := source.withdrawn(wanted):
+                return NotFound(
+                    f"Every version of {name!r} that could be meant is yanked: {', '.join(versions[:10])}.",
+                    suggestion=f"Ask for one exactly, such as `{name}@{versions[0]}`, or let its publisher take the "
+                    "yank back.",
+                    tool_id=name,
+                    versions=list(versions),
+                )
+            if isinstance(source, McpSource) and (servers := source.gone(wanted)):
+                offers = "offers" if len(servers) == 1 else "offer"
+                return _named_otherwise(
+                    ToolNotFound(name),
+                    f"{' and '.join(servers)} no longer {offers} {name!r}.",
+                    f"`kiwi mcp list {servers[0]}` shows what it offers, and `search` what else there is.",
+                )
+        unknown = ToolNotFound(name, near=self.near(name))
         others = [entry for _, entry in self._ranked(replace(wanted, item_type=None)) if isinstance(entry, Card)]
         others = [entry for entry in others if wanted.is_from(entry.source, entry.namespace)]
-        if wanted.item_type and others:
-            kind = self.sheets.item_type(others[0].tool_type)
-            fault.is_unknown = False
-            fault.message = f"No {wanted.item_type} is named {wanted.name!r}; {others[0].identity} is a {kind}."
-            fault.suggestion = f"Send `item_type: {kind}`, or leave it out."
-        return fault
+        if not wanted.item_type or not others:
+            return unknown
+        kind = self.sheets.item_type(others[0].tool_type)
+        return _named_otherwise(
+            unknown,
+            f"No {wanted.item_type} is named {name!r}; {others[0].identity} is a {kind}.",
+            f"Send `item_type: {kind}`, or leave it out.",
+        )
 
     def _choose(self, wanted: Ref, home: Source, *, is_last: bool) -> _Choice | None:
         """Return the best match for a reference, or None if a closer look at the files may give another.
@@ -584,8 +600,10 @@ class Catalog:
         stamps = tuple((entry.path, place.stamp(entry)) for place, entry in others)
         # A caller that asks by identity knows of the others.
         hidden = () if wanted.source else tuple(_hiding(used, others, opened.tool.digest))
-        compared = () if wanted.source else tuple(_hidden(used, others))
-        stamps += tuple(stamp for place, entry in compared for stamp in _stamps_of(place, entry))
+        for place, entry in () if wanted.source else _hidden(used, others):
+            # By all of its files, an item was found to be the same as the one in use or not.
+            compared = None if SOURCE_TRAITS[entry.source].is_offered else _opened(place, entry)
+            stamps += compared.stamps if compared else ()
         is_offered = SOURCE_TRAITS[used.source].is_offered
         rivals = [entry for entry in (used, *hidden) if is_offered and SOURCE_TRAITS[entry.source].is_offered]
         return _Choice(
@@ -628,15 +646,18 @@ def _is_users_provider(home: ItemSource, found: Card | BrokenFile) -> bool:
         return found.kind == PROVIDERS.name
     if found.tool_type not in _link_types():
         return False
-    try:
-        opened = home.open(found)
-    except KiwiError:
-        return False
+    opened = _opened(home, found)
     return opened is not None and has_providers(opened.tool.manifest.config)
 
 
 def _is_asked(wanted: Ref, home: ItemSource, found: Card | BrokenFile, reach: Collection[Source]) -> bool:
     return home.name in reach and wanted.is_from(found.source, found.namespace)
+
+
+def _named_otherwise(fault: ToolNotFound, message: str, suggestion: str) -> ToolNotFound:
+    """Return an error that says where the name is known, and not that nothing has it."""
+    fault.is_unknown, fault.message, fault.suggestion = False, message, suggestion
+    return fault
 
 
 @cache
@@ -645,38 +666,16 @@ def _link_types() -> frozenset[str]:
     return frozenset(kind for sheet in load_type_specs().by_type.values() for kind in sheet.executor_types)
 
 
+def _opened(home: ItemSource, entry: Card) -> OpenedItem | None:
+    try:
+        return home.open(entry)
+    except KiwiError:
+        return None
+
+
 def _is_same(home: ItemSource, entry: Card, digest: str) -> bool:
-    try:
-        other = home.open(entry)
-    except KiwiError:
-        return False
+    other = _opened(home, entry)
     return other is not None and other.tool.digest == digest
-
-
-def _stamps_of(home: ItemSource, entry: Card) -> Stamps:
-    """Return the stamps of all files by which an item was found to be the same as another one or not."""
-    try:
-        opened = None if SOURCE_TRAITS[entry.source].is_offered else home.open(entry)
-    except KiwiError:
-        return ()
-    return opened.stamps if opened else ()
-
-
-def _only_yanked(name: str, versions: Sequence[str]) -> NotFound:
-    return NotFound(
-        f"Every version of {name!r} that could be meant is yanked: {', '.join(versions[:10])}.",
-        suggestion=f"Ask for one exactly, such as `{name}@{versions[0]}`, or let its publisher take the yank back.",
-        tool_id=name,
-        versions=list(versions),
-    )
-
-
-def _offered_no_more(name: str, servers: Sequence[str]) -> ToolNotFound:
-    fault = ToolNotFound(name)
-    fault.is_unknown = False
-    fault.message = f"{' and '.join(servers)} no longer {'offers' if len(servers) == 1 else 'offer'} {name!r}."
-    fault.suggestion = f"`kiwi mcp list {servers[0]}` shows what it offers, and `search` what else there is."
-    return fault
 
 
 def _hidden(used: Card, ranked: Sequence[tuple[ItemSource, Card]]) -> Iterator[tuple[ItemSource, Card]]:
@@ -697,8 +696,7 @@ def _hiding(used: Card, ranked: Sequence[tuple[ItemSource, Card]], digest: str) 
     for home, entry in _hidden(used, ranked):
         # Two servers that describe a tool in the same words are still two, with an account each perhaps.
         is_offered = SOURCE_TRAITS[entry.source].is_offered
-        is_reported = is_accepted(entry) if is_offered else not _is_same(home, entry, digest)
-        if is_reported:
+        if is_accepted(entry) if is_offered else not _is_same(home, entry, digest):
             yield entry
 
 
@@ -712,6 +710,66 @@ def _refuse_ambiguous(choice: _Choice) -> None:
             tool_id=tool.id,
             meant=list(rivals),
         )
+
+
+def traits_of(links: Sequence[Tool], sheets: TypeSpecs) -> tuple[TypeTraits, ...]:
+    """Return the traits of each link's type, after checking that the type is allowed at its position."""
+    found: list[TypeSpec] = []
+    for index, link in enumerate(links):
+        manifest, sheet = link.manifest, sheets.get(link.manifest.tool_type)
+        if sheet is None:
+            kind = f"is of the type {manifest.written_type!r}, which no sheet describes"
+            raise ChainMistyped(
+                [link.id for link in links[: index + 1]],
+                reason=f"{manifest.tool_id!r} {kind if manifest.tool_type else 'does not say its `tool_type`'}",
+                suggestion=f"Use one of: {', '.join(sheets.types())}; or describe the type in .ai/types/.",
+            )
+        found.append(sheet)
+    for index, sheet in enumerate(found):
+        for reason, suggestion in _faults(sheet, links[index:], is_top=index == 0):
+            names = [link.id for link in links[: index + 2]]
+            raise ChainMistyped(names, reason=reason, suggestion=suggestion)
+    return tuple(sheet.traits for sheet in found)
+
+
+def unsound(links: Sequence[Tool], sheets: TypeSpecs) -> Iterator[Issue]:
+    """Yield the values in the links that their types do not allow, except unknown keys, which no driver reads."""
+    for link in links:
+        sheet = sheets.get(link.manifest.tool_type)
+        if sheet is not None:
+            schema = {**sheet.config, "additionalProperties": True}
+            yield from faults(schema, link.manifest.config, place=f"{link.id}.config", formats=formats_for(""))
+            if "permissions" in sheet.words:  # one that is misspelt is refused when it is used, and never ignored
+                yield from permissions.permission_faults(link.manifest.config.get("permissions"), sheets)
+    top = sheets.traits(links[0].manifest.tool_type)
+    for link in links if top.lifetime != "call" else ():
+        # A server that is started here has a process, whichever of its items is called.
+        is_process = sheets.is_server(link.manifest.tool_type) and link.manifest.executor == SUBPROCESS
+        if link.manifest.isolation not in {None, "trusted"} and not is_process:
+            # Never weaker than requested: an item that cannot be isolated is not run.
+            fix = "Remove it, or use a script instead."
+            yield Issue(f"{link.id}.isolation", "asks for a sandbox, and items of this type have no process", fix)
+
+
+def _faults(sheet: TypeSpec, links: Sequence[Tool], *, is_top: bool) -> Iterator[tuple[str, str]]:
+    """Yield the reasons why the first of some links is not allowed at its position."""
+    link, *rest = links
+    names = [f"`{name}`" for name in sheet.executor_ids] or [f"a {kind}" for kind in sheet.executor_types]
+    wanted = f"Let {link.id!r} run on {' or '.join(names)}."
+    if sheet.ids and (link.id not in sheet.ids or not link.origin.is_built_in):
+        # These are Kiwi's own code; a file cannot become one by saying so.
+        reason = f"{link.id!r} calls itself a {sheet.type}, and those are built in: {', '.join(sheet.ids)}"
+        yield reason, "Give it another type, and let it run on one of them."
+    if rest and sheet.needs_executor == "none":
+        yield f"{link.id!r} is a {sheet.type}, which has no executor", f"Remove `executor` from {link.id!r}."
+    kind = rest[0].manifest.tool_type if rest else ""
+    is_allowed = not sheet.executor_types or kind in sheet.executor_types
+    if rest and not (is_allowed and (not sheet.executor_ids or rest[0].id in sheet.executor_ids)):
+        yield f"{link.id!r} is a {sheet.type} and cannot run on {rest[0].id!r}, which is a {kind}", wanted
+    if not rest and sheet.needs_executor == "required":
+        yield f"{link.id!r} is a {sheet.type} and names no executor", wanted
+    if not rest and not is_top and not sheet.ids:
+        yield f"{link.id!r} is a {sheet.type}, and a chain ends in a primitive", f"Let {link.id!r} run on one."
 
 
 def sources_of(

@@ -1,4 +1,4 @@
-"""One item from its files: manifest, files, digest, integrity, trust; names of places."""
+"""Items in folders: what a folder lists, and one item from its files with its digest, integrity and trust."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from typing import Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from kiwi_mcp.catalog.folder_source import category_of, kind_of, stem_of
 from kiwi_mcp.domain.cards import TEXT_LIMIT, Card, described
 from kiwi_mcp.domain.errors import IntegrityMismatch, InvalidManifest, KiwiError, TooLarge
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.items import Location, Manifest, Signature, Source, Tool, ToolFile
+from kiwi_mcp.domain.items import FOLDER_FILES, TOOL_FILES, Location, Manifest, Signature, Source, Tool, ToolFile
 from kiwi_mcp.domain.json import as_list, as_text
 from kiwi_mcp.domain.names import is_safe_path, is_tool_id
 from kiwi_mcp.domain.patterns import lazy_pattern
@@ -49,8 +48,19 @@ from kiwi_mcp.manifest.signatures import (
     with_sidecar,
 )
 from kiwi_mcp.manifest.source_file import read_manifest
-from kiwi_mcp.manifest.trust import NO_TRUST, Trusted, has_passed, owner_trust, vouch
-from kiwi_mcp.manifest.type_specs import TOOLS, TypeSpecs, load_type_specs
+from kiwi_mcp.manifest.trust import NO_TRUST, has_passed, owner_trust, vouch
+from kiwi_mcp.manifest.type_specs import TOOLS, ItemFolder, TypeSpecs, load_type_specs
+
+MANIFESTS = FOLDER_FILES
+"""A folder with one of these is one item; the first that is there counts."""
+
+MAX_DEPTH = 16
+MAX_NAMES = 100_000
+
+PASSED_OVER = frozenset({"node_modules", "extractors", "parsers"})
+"""Folders in which no item is looked for, wherever they are."""
+
+_NEVER_TOOLS = (".md", ".sig")
 
 MAX_FILES = 2_000
 MAX_BYTES = 64_000_000
@@ -58,6 +68,83 @@ MAX_BYTES = 64_000_000
 _NOT_ITS_OWN = frozenset({".git", ".hg", ".svn", ".venv", "venv", "node_modules", "__pycache__", ".DS_Store"})
 _DERIVED = (".pyc", ".sig")
 _MODULE = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
+
+
+class FolderListing(Struct, frozen=True, array_like=True):
+    """The content of one folder: files that may be items, folders to look into, and names that cannot be used."""
+
+    kind: str
+    depth: int
+    stamp: FileStamp
+    places: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+    oddities: tuple[tuple[str, str], ...] = ()
+    """Path and reason of what looks like an item and is not read."""
+
+
+def list_folder(path: str, *, home: ItemFolder, depth: int = 0) -> FolderListing:
+    """Return the listing of a folder of items. It reads only names and file types, and follows no links."""
+    listing = FolderListing(home.name, depth, settled(stamp_of(path)))
+    if os.path.islink(path):  # noqa: PTH114 - text paths, on the hot path
+        return listing
+    try:
+        with os.scandir(path) as entries:
+            names = sorted(islice(entries, MAX_NAMES + 1), key=lambda name: name.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return listing
+    except OSError as error:
+        return replace(listing, oddities=((path, f"it cannot be listed: {error.strerror}"),))
+    found = [_classify(name, home=home, depth=depth) for name in names[:MAX_NAMES]]
+    oddities = [(where, reason) for what, where, reason in found if what == "odd"]
+    if len(names) > MAX_NAMES:
+        oddities.append((path, f"it holds more than {MAX_NAMES:,} names, and the rest is not looked at"))
+    return replace(
+        listing,
+        places=tuple(where for what, where, _ in found if what == "item"),
+        folders=tuple(where for what, where, _ in found if what == "folder"),
+        oddities=tuple(oddities),
+    )
+
+
+def kind_of(path: Path, base: Path) -> str:
+    """Return which of the kinds a file below a source's base belongs to."""
+    return path.relative_to(base).parts[0]
+
+
+def stem_of(path: Path) -> str:
+    """Return the name an item has from its place: its folder's, or its file's without the suffix."""
+    return path.parent.name if path.name in MANIFESTS else path.stem
+
+
+def category_of(path: Path, base: Path) -> str:
+    """Return the folders between the kind's own folder and the item, joined by `/`."""
+    home = path.parent.parent if path.name in MANIFESTS else path.parent
+    return "/".join(home.relative_to(base).parts[1:])
+
+
+def _classify(
+    name: os.DirEntry[str], *, home: ItemFolder, depth: int
+) -> tuple[Literal["item", "folder", "odd", ""], str, str]:
+    if name.name.startswith((".", "_")):
+        return "", name.path, ""
+    if name.is_symlink():
+        return "odd", name.path, "it is a symbolic link, and links are not followed"
+    if name.is_dir(follow_symlinks=False):
+        is_shared_code = not home.type and depth == 0 and name.name == python_source.SHARED_CODE
+        if is_shared_code or name.name in PASSED_OVER:
+            return "", name.path, ""
+        for manifest in filter(None, (home.file, *TOOL_FILES)):
+            if os.path.lexists(where := f"{name.path}/{manifest}"):
+                return "item", where, ""
+        if depth == MAX_DEPTH:
+            return "odd", name.path, f"it is nested more than {MAX_DEPTH} folders deep"
+        return "folder", name.path, ""
+    may_be_item = name.name.endswith(home.suffix) if home.suffix else not name.name.endswith(_NEVER_TOOLS)
+    if not may_be_item or not name.is_file(follow_symlinks=False):
+        return "", name.path, ""
+    if name.name in MANIFESTS:
+        return "odd", name.path, "it needs a folder of its own, named for the item"
+    return "item", name.path, ""
 
 
 class Tree(Struct):
@@ -108,10 +195,6 @@ class Tree(Struct):
     def ordered(self) -> tuple[ToolFile, ...]:
         """Return the files by path."""
         return tuple(self.files[path] for path in sorted(self.files))
-
-    def stamped(self) -> Stamps:
-        """Return the stamps of all that was looked at."""
-        return tuple(self.stamps.items())
 
     def _walk(self, root: str) -> Iterator[os.DirEntry[str]]:
         folders = [root]
@@ -243,7 +326,7 @@ def open_tool(
         integrity = "builtin"
     tool = Tool(manifest, origin, tree.ordered(), digest, signature, integrity)
     tool, valid_until = _vouched(tool, trust_file, tree)
-    return OpenedItem(tool, tree.stamped(), valid_until)
+    return OpenedItem(tool, tuple(tree.stamps.items()), valid_until)
 
 
 def _vouched(tool: Tool, trust_file: Path | None, tree: Tree) -> tuple[Tool, str]:
@@ -254,20 +337,14 @@ def _vouched(tool: Tool, trust_file: Path | None, tree: Tree) -> tuple[Tool, str
     if signature and signature.key and trust_file:
         for path in {str(trust_file), os.path.realpath(trust_file)}:  # it may be a link, and then both count
             tree.stamps[path] = settled(stamp_of(path))
-        trusted = _trusted(trust_file)
+        with suppress(KiwiError):  # no key is trusted if the file cannot be parsed; `kiwi key list` shows the error
+            trusted = owner_trust(trust_file)
     # Files that the owner can change are signed alike, in whichever of the owner's folders they are.
     namespace = "local" if tool.origin.is_editable else tool.origin.namespace
     trust = vouch(tool.manifest, tool.digest, signature, tool.integrity, namespace=namespace, trusted=trusted)
     if not signature or not signature.key:
         return replace(tool, trust=trust, signer=""), ""
     return replace(tool, trust=trust, signer=fingerprint(signature.key)), trusted.valid_until(signature.key)
-
-
-def _trusted(path: Path) -> Trusted:
-    try:
-        return owner_trust(path)
-    except KiwiError:  # no key is trusted if the file cannot be parsed; `kiwi key list` shows the error
-        return NO_TRUST
 
 
 def with_parameters(manifest: Manifest, read: Callable[[str], bytes]) -> Manifest:
@@ -285,13 +362,13 @@ def with_parameters(manifest: Manifest, read: Callable[[str], bytes]) -> Manifes
 
 def load_bytes(tool: Tool, file: ToolFile) -> bytes:
     """Return a file's bytes, exactly those that the item was read with."""
-    for path in _homes(tool, file):
-        try:
-            data = read_file(path, limit=MAX_BYTES).data
-        except KiwiError:
-            continue
-        if sha256(data).hexdigest() == file.sha256:
-            return data
+    # The hash decides, so it is enough to look wherever the file can be: below the item, or in the shared code.
+    shared = [folder / "tools" for folder in tool.origin.root.parents if file.path.startswith("lib/")]
+    for folder in (tool.origin.root, *shared):
+        with suppress(KiwiError):
+            data = read_file(folder / file.path, limit=MAX_BYTES).data
+            if sha256(data).hexdigest() == file.sha256:
+                return data
     raise IntegrityMismatch(tool.id, expected=file.sha256, actual="", where=f"{file.path} is not what it was when read")
 
 
@@ -359,13 +436,6 @@ def _extractors(base: Path) -> Iterator[legacy.Extractor]:
             source = read_file(path, limit=ITEM_LIMIT).data.decode(errors="replace")
             if (extractor := legacy.read_extractor(source)) is not None:
                 yield extractor
-
-
-def _homes(tool: Tool, file: ToolFile) -> Iterator[Path]:
-    # The hash decides, so it is enough to look wherever the file can be: below the item, or in the shared code.
-    yield tool.origin.root / file.path
-    if file.path.startswith("lib/"):
-        yield from (folder / "tools" / file.path for folder in tool.origin.root.parents)
 
 
 def card_of(head: ManifestFile, path: Path, *, base: Path, source: Source, namespace: str) -> Card:

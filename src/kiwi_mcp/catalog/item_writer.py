@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 from msgspec import Struct, field
 
-from kiwi_mcp.catalog.folder_source import MANIFESTS, PASSED_OVER
+from kiwi_mcp.catalog.item_reader import MANIFESTS, PASSED_OVER
 from kiwi_mcp.domain.errors import AlreadyExists, InvalidManifest, InvalidRequest, TooLarge
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 
 from kiwi_mcp.catalog.item_reader import OpenedItem
 from kiwi_mcp.catalog.references import Ref
-from kiwi_mcp.catalog.source import ItemSource, ServerSnapshot, load_offered, save_offered
+from kiwi_mcp.catalog.source import ItemSource, ServerSnapshot, read_cache, write_cache
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.cards import TEXT_LIMIT, Card, described
 from kiwi_mcp.domain.errors import DefinitionChanged, DefinitionNew, KiwiError, Unavailable
@@ -134,27 +135,30 @@ class McpSource(ItemSource):
         if self._fault:
             return ()
         if self._entries is None:
-            known = load_offered(self._place) if self._offered is None else self._offered
-            offered = self._asked(
-                lambda store: {key: self._offered_by(key, known.get(key), store) for key in self._servers}
-            )
+            known = self._offered
+            if known is None:
+                known = dict(read_cache(self._place, list[tuple[ServerKey, ServerSnapshot]]) or ())
+            offered = self._asked(partial(self._offered_now, known))
             if offered is None:
                 return ()
             self._entries = [entry for one in offered.values() for entry in one.entries]
             self._offered = offered
-            self._save(known)
+            # Writing costs as much as there are items: a few are read again instead, and so is a change or two of many.
+            new = sum(len(one.entries) for key, one in offered.items() if known.get(key) is not one)
+            if new * _SAVE_SHARE > len(self._entries) > _FEW:
+                write_cache(self._place, [*offered.items()])
         return self._entries
 
-    def _offered_by(self, key: ServerKey, known: ServerSnapshot | None, store: McpDefinitions) -> ServerSnapshot:
-        mark = self._marks[key]
-        return known if known and known.mark == mark else ServerSnapshot(mark, tuple(self._listed(key, store)))
-
-    def _save(self, known: Mapping[ServerKey, ServerSnapshot]) -> None:
-        # Writing costs as much as there are items: a few are read again instead, and so is a change or two of many.
-        offered = self._offered or {}
-        new = sum(len(one.entries) for key, one in offered.items() if known.get(key) is not one)
-        if new * _SAVE_SHARE > len(self._entries or ()) > _FEW:
-            save_offered(self._place, offered)
+    def _offered_now(
+        self, known: Mapping[ServerKey, ServerSnapshot], store: McpDefinitions
+    ) -> Mapping[ServerKey, ServerSnapshot]:
+        found: dict[ServerKey, ServerSnapshot] = {}
+        for key in self._servers:
+            mark, before = self._marks[key], known.get(key)
+            if before is None or before.mark != mark:
+                before = ServerSnapshot(mark, tuple(self._listed(key, store)))
+            found[key] = before
+        return found
 
     def named(self, ref: Ref) -> Sequence[Card]:
         """Return the entries with a name: those that the owner accepted first, then by the names of the servers."""
@@ -167,9 +171,14 @@ class McpSource(ItemSource):
             if len(self._named) >= _KEPT:
                 self._named.clear()
                 self._found.clear()
-            self._named[ref.name] = sorted(
-                self._entered(known), key=lambda entry: (not is_accepted(entry), entry.namespace)
-            )
+            entries: list[Card] = []
+            for key, definition in known:
+                server = self._servers.get(key)
+                if server is not None and definition.state != "gone":
+                    with suppress(*_UNREADABLE):
+                        entries.append(entry_of_definition(definition, server))
+                        self._found[entries[-1].path] = (server, definition)
+            self._named[ref.name] = sorted(entries, key=lambda entry: (not is_accepted(entry), entry.namespace))
         return self._named[ref.name]
 
     def gone(self, ref: Ref) -> Sequence[str]:
@@ -215,13 +224,28 @@ class McpSource(ItemSource):
         server = next((one for one in self._servers.values() if one.executor == _unversioned(links[1])), None)
         if server is None:
             return
-        _refuse_other_server(item, links[1], server)
-        if not item.origin.server and server.seen_at:
-            known = self._asked(lambda store: store.of(server.key))
-            if known:
-                offered = [one for one in known if one.state != "gone"]
-                _refuse_unaccepted_behind(item, server, offered)
-                yield from _drift(item, server, offered)
+        name = server.key.server
+        if links[1].digest != server.digest:
+            fault = DefinitionChanged(item.identity, server=name, tool_id=item.id, diff="")
+            fault.message = (
+                f"The manifest of the MCP server {name!r} changed since it was accepted, so {item.id!r} is not run."
+            )
+            fault.suggestion = (
+                f"Look at it (`kiwi mcp diff {name}`). If it is right, the owner types `kiwi mcp accept {name}`."
+            )
+            raise fault
+        known = self._asked(lambda store: store.of(server.key)) if not item.origin.server and server.seen_at else ()
+        offered = [one for one in known or () if one.state != "gone"]
+        asked = {(as_text(item.manifest.config.get(word)), kind) for word, kinds in _ASKED_BY.items() for kind in kinds}
+        for one in offered:
+            if (one.name, one.kind) in asked and one.state != "accepted":
+                identity = f"mcp/{name}/{one.tool_id}"
+                if one.state == "new":
+                    raise DefinitionNew(identity, server=name, tool_id=one.tool_id)
+                diff = one.difference_within(MAX_DIFF, f"`kiwi mcp diff {name} {one.tool_id}` shows them")
+                raise DefinitionChanged(identity, server=name, tool_id=one.tool_id, diff=diff)
+        if known:
+            yield from _drift(item, server, offered)
 
     def meant_host(self, server: Tool) -> str:
         """Return the `host:port` nearby that the owner meant by adding or accepting a server as it is, if any."""
@@ -283,17 +307,6 @@ class McpSource(ItemSource):
                 with suppress(*_UNREADABLE):
                     what = (server.version, sketch)
                     yield made.setdefault(what, before.get(what) or entry_of_definition(read(), server))
-
-    def _entered(self, known: Iterable[tuple[ServerKey, Definition]]) -> Iterator[Card]:
-        for key, definition in known:
-            server = self._servers.get(key)
-            if server is not None and definition.state != "gone":
-                try:
-                    entry = entry_of_definition(definition, server)
-                except _UNREADABLE:
-                    continue
-                self._found[entry.path] = (server, definition)
-                yield entry
 
     def _open(self, server: ServerRecord, definition: Definition) -> OpenedItem:
         manifest = manifest_of(definition, server)
@@ -366,31 +379,6 @@ def _laid_out(path: Path, data: bytes) -> FileStamp:
             suggestion="Make room there, give yourself write access, or name another cache in XDG_CACHE_HOME.",
         ) from error
     return stamp_of(str(path))
-
-
-def _refuse_other_server(item: Tool, executor: Tool, server: ServerRecord) -> None:
-    """Refuse an item if the manifest of its server is not the one that the owner added or accepted."""
-    if executor.digest == server.digest:
-        return
-    name = server.key.server
-    fault = DefinitionChanged(item.identity, server=name, tool_id=item.id, diff="")
-    fault.message = f"The manifest of the MCP server {name!r} changed since it was accepted, so {item.id!r} is not run."
-    fault.suggestion = f"Look at it (`kiwi mcp diff {name}`). If it is right, the owner types `kiwi mcp accept {name}`."
-    raise fault
-
-
-def _refuse_unaccepted_behind(item: Tool, server: ServerRecord, offered: Sequence[Definition]) -> None:
-    """Refuse a manifest that asks for a definition that the owner has not accepted as it is."""
-    asked = {(as_text(item.manifest.config.get(word)), kind) for word, kinds in _ASKED_BY.items() for kind in kinds}
-    for one in offered:
-        if (one.name, one.kind) not in asked or one.state == "accepted":
-            continue
-        identity, name = f"mcp/{server.key.server}/{one.tool_id}", server.key.server
-        if one.state == "new":
-            raise DefinitionNew(identity, server=name, tool_id=one.tool_id)
-        more = f"`kiwi mcp diff {name} {one.tool_id}` shows them"
-        diff = one.difference_within(MAX_DIFF, more)
-        raise DefinitionChanged(identity, server=name, tool_id=one.tool_id, diff=diff)
 
 
 def _unversioned(tool: Tool) -> str:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from kiwi_mcp.catalog.folder_source import MANIFESTS
-from kiwi_mcp.catalog.item_reader import OpenedItem, open_tool
+from kiwi_mcp.catalog.item_reader import MANIFESTS, OpenedItem, open_tool
 from kiwi_mcp.catalog.references import Ref
 from kiwi_mcp.catalog.release import shipped_digests
 from kiwi_mcp.catalog.source import ItemSource

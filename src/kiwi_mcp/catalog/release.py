@@ -9,8 +9,15 @@ from pathlib import Path
 from msgspec.structs import replace
 
 import kiwi_mcp
-from kiwi_mcp.catalog.folder_source import MANIFESTS
-from kiwi_mcp.catalog.item_reader import bad_name, integrity_of, load_bytes, manifest_in, read_tool, with_parameters
+from kiwi_mcp.catalog.item_reader import (
+    MANIFESTS,
+    bad_name,
+    integrity_of,
+    load_bytes,
+    manifest_in,
+    read_tool,
+    with_parameters,
+)
 from kiwi_mcp.domain.errors import ArtifactRefused, InvalidManifest, KiwiError, VersionConflict
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Manifest, Tool, ToolFile

@@ -10,33 +10,42 @@ from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import astuple
 
 from kiwi_mcp import __version__
-from kiwi_mcp.catalog.folder_source import MANIFESTS, FolderListing, kind_of, list_base, list_folder, stem_of
-from kiwi_mcp.catalog.item_reader import OpenedItem, card_of, open_tool, read_head
+from kiwi_mcp.catalog.item_reader import (
+    MANIFESTS,
+    FolderListing,
+    OpenedItem,
+    card_of,
+    kind_of,
+    list_folder,
+    open_tool,
+    read_head,
+    stem_of,
+)
 from kiwi_mcp.catalog.references import Ref
 from kiwi_mcp.domain.cards import Card
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.items import Source, Tool
-from kiwi_mcp.domain.mcp import ServerKey
 from kiwi_mcp.domain.registry import Pin
 from kiwi_mcp.manifest.files import MISSING, FileStamp, settled, stamp_of, unreadable, write_whole
 from kiwi_mcp.manifest.type_specs import TypeSpecs
 from kiwi_mcp.store.registry.registry import Registry
 
-_ListingRow: TypeAlias = tuple[str, int, FileStamp, tuple[str, ...], tuple[str, ...], tuple[tuple[str, str], ...]]
-_FolderRows: TypeAlias = tuple[dict[str, _ListingRow], dict[str, tuple[FileStamp, Card | None]]]
-
 _FORMAT = f"kiwi.catalog/4 {__version__}"
 _MAX_BYTES = 256_000_000
+_KEPT_OPEN = 4_096
+_WATCHED = 200
+"""How many files that hold no item are looked at again by every call."""
+_SAVE_SHARE = 200
+T = TypeVar("T")
 
 
-class FolderSnapshot(Struct, frozen=True):
+class FolderSnapshot(Struct, frozen=True, array_like=True):
     """The folders of a source as they were listed, and for each file its stamp and the item in it, if any."""
 
     listings: Mapping[str, FolderListing]
@@ -44,10 +53,15 @@ class FolderSnapshot(Struct, frozen=True):
 
     def is_within(self, base: str) -> bool:
         """Whether every path in it is the base or below it, and every card is that of its own file."""
+
+        def is_below(path: str) -> bool:
+            rest = path.removeprefix(base)
+            return path.startswith(f"{base}/") and os.path.normpath(f"base{rest}") == f"base{rest}"
+
         inner = [*self.records, *(path for path in self.listings if path != base)]
         for listing in self.listings.values():
             inner += (*listing.places, *listing.folders, *(path for path, _ in listing.oddities))
-        return all(_is_below(path, base) for path in inner) and all(
+        return all(map(is_below, inner)) and all(
             card is None or card.path == path for path, (_, card) in self.records.items()
         )
 
@@ -65,61 +79,27 @@ def place_for(cache: Path, base: Path, sheets: TypeSpecs) -> Path:
     return cache / "catalog" / f"{name[:32]}.json"
 
 
-def load(place: Path) -> FolderSnapshot | None:
-    """Return the cached snapshot, or None if it is missing, damaged, or from another Kiwi release."""
-    rows: _FolderRows | None = _read(place, _FolderRows)
-    if rows is None:
-        return None
-    listings, records = rows
-    return FolderSnapshot({path: FolderListing(*row) for path, row in listings.items()}, records)
-
-
-def save(place: Path, saved: FolderSnapshot) -> None:
-    """Cache a snapshot. If the file cannot be written, nothing is cached."""
-    _write(place, ({path: astuple(listing) for path, listing in saved.listings.items()}, dict(saved.records)))
-
-
-def load_offered(place: Path) -> Mapping[ServerKey, ServerSnapshot]:
-    """Return the cached offers of servers."""
-    rows: list[tuple[ServerKey, ServerSnapshot]] | None = _read(place, list[tuple[ServerKey, ServerSnapshot]])
-    return dict(rows or ())
-
-
-def save_offered(place: Path, offered: Mapping[ServerKey, ServerSnapshot]) -> None:
-    """Cache what servers offered. If the file cannot be written, nothing is cached."""
-    _write(place, [*offered.items()])
-
-
-def _read(place: Path, rows: Any) -> Any:  # of the type `rows`
+def read_cache(place: Path, kind: type[T]) -> T | None:
+    """Return what is cached; None if it is missing, damaged, or from another Kiwi release."""
     try:
         if place.stat().st_size > _MAX_BYTES:
             return None
         seal, _, body = place.read_bytes().partition(b"\n")
         # The json module: a path may hold bytes that are not UTF-8, which msgspec's own decoder refuses.
-        return msgspec.convert(json.loads(body), rows) if seal.decode(errors="replace") == _seal(body) else None
+        return msgspec.convert(json.loads(body), kind) if seal.decode(errors="replace") == _seal(body) else None
     except (OSError, ValueError):
         return None
 
 
-def _write(place: Path, rows: object) -> None:
+def write_cache(place: Path, rows: object) -> None:
+    """Cache rows. If the file cannot be written, nothing is cached."""
     body = json.dumps(msgspec.to_builtins(rows), separators=(",", ":")).encode()
     with suppress(OSError):
         write_whole(place, f"{_seal(body)}\n".encode(), body)
 
 
-def _is_below(path: str, base: str) -> bool:
-    rest = path.removeprefix(base)
-    return path.startswith(f"{base}/") and os.path.normpath(f"base{rest}") == f"base{rest}"
-
-
 def _seal(body: bytes) -> str:
     return f"{_FORMAT} {sha256(body).hexdigest()}"
-
-
-_KEPT_OPEN = 4_096
-_WATCHED = 200
-"""How many files that hold no item are looked at again by every call."""
-_SAVE_SHARE = 200
 
 
 class BrokenFile(Struct, frozen=True):
@@ -333,7 +313,7 @@ class FolderSource(ItemSource):
         for known in (self._listings, self._records, self._itemless, self._names, self._broken, self._opened):
             known.clear()
         self._generation += 1
-        saved = load(self._place) if self._place else None
+        saved = read_cache(self._place, FolderSnapshot) if self._place else None
         if saved is None or not saved.is_within(str(self._base)):
             self._list(str(self._base))
             return
@@ -354,7 +334,11 @@ class FolderSource(ItemSource):
         if self._only:
             folders = {name: folder for name, folder in folders.items() if name in self._only}
         home = folders.get(old.kind)
-        new = list_folder(path, home=home, depth=old.depth) if home else list_base(path, folders)
+        if home:
+            new = list_folder(path, home=home, depth=old.depth)
+        else:
+            stamp, below = settled(stamp_of(path)), (f"{path}/{name}" for name in folders)
+            new = FolderListing("", 0, stamp, folders=tuple(folder for folder in below if os.path.lexists(folder)))
         self._unsaved += new != old
         self._listings[path] = new
         for gone in {*old.places, *(where for where, _ in old.oddities)} - {*new.places}:
@@ -396,15 +380,12 @@ class FolderSource(ItemSource):
 
     def _read(self, path: str) -> None:
         stamp = settled(stamp_of(path))  # before reading: a write in between leaves another stamp
-        entry = None
-        broken = None
+        entry = broken = None
         try:
-            head = read_head(Path(path), base=self._base, sheets=self._sheets)
+            if head := read_head(Path(path), base=self._base, sheets=self._sheets):
+                entry = card_of(head, Path(path), base=self._base, source=self._name, namespace=self._namespace)
         except KiwiError as error:
             broken = self._broken_of(path, error)
-        else:
-            if head is not None:
-                entry = card_of(head, Path(path), base=self._base, source=self._name, namespace=self._namespace)
         old = self._records.get(path, (MISSING, None))
         self._unsaved += old[0] != stamp
         if old[1] == entry and broken is None and path not in self._broken:
@@ -441,5 +422,5 @@ class FolderSource(ItemSource):
         # Writing costs as much as there are items, so a change or two among thousands is read again instead.
         if self._place and self._unsaved * _SAVE_SHARE > len(self._records):
             kept = {path: record for path, record in self._records.items() if path not in self._broken}
-            save(self._place, FolderSnapshot(self._listings, kept))
+            write_cache(self._place, FolderSnapshot(self._listings, kept))
             self._unsaved = 0

@@ -12,8 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.catalog.folder_source import MANIFESTS
-from kiwi_mcp.catalog.item_reader import load_bytes, read_tool
+from kiwi_mcp.catalog.item_reader import MANIFESTS, load_bytes, read_tool
 from kiwi_mcp.catalog.item_writer import ItemDraft, write
 from kiwi_mcp.catalog.references import circles_in, inheriting
 from kiwi_mcp.domain.calls import Call, Space

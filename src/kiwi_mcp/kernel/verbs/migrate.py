@@ -17,8 +17,7 @@ from msgspec import UNSET, Struct, UnsetType, field
 from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.catalog.folder_source import category_of, list_folder
-from kiwi_mcp.catalog.item_reader import ITEM_LIMIT, load_bytes, read_head, read_tool
+from kiwi_mcp.catalog.item_reader import ITEM_LIMIT, category_of, list_folder, load_bytes, read_head, read_tool
 from kiwi_mcp.catalog.item_writer import MANIFEST_NAME, MAX_BYTES, ItemDraft, discard, dump_manifest, place_for, write
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import (
