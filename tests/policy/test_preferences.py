@@ -40,10 +40,10 @@ def sent(wishes: PreferenceSection) -> list[str]:
 
 def test_without_a_file_the_defaults_apply(user: Path) -> None:
     found = owner_preferences(user)
-    assert sent(found.always_send) == ["execute", "help", "load", "search"]
+    assert sent(found.sections["always_send"]) == ["execute", "help", "load", "search"]
     own = ["project/local/*", "user/local/*"]
-    assert sent(found.resources) == own
-    assert sent(found.prompts) == ["project/agents/*", "project/claude/*", *own]
+    assert sent(found.sections["resources"]) == own
+    assert sent(found.sections["prompts"]) == ["project/agents/*", "project/claude/*", *own]
     assert found.task_after == 5
     write(user, "# nothing but a comment\n")
     assert owner_preferences(user) == found
@@ -56,17 +56,17 @@ def test_every_key_is_read_and_a_list_means_yes(user: Path) -> None:
         "prompts: [review, 'everything/*']\nresources: {'*': false}\ntask_after: 0.5\n",
     )
     found = owner_preferences(user)
-    assert sent(found.always_send) == [
+    assert sent(found.sections["always_send"]) == [
         "execute", "load", "mcp/everything/echo", "search", "weather", "everything/*",
     ]  # fmt: skip
-    echo = found.always_send.about(["mcp/everything/echo"])
+    echo = found.sections["always_send"].about(["mcp/everything/echo"])
     assert echo is not None
     assert echo.name == "echo"
-    assert sent(found.prompts) == [
+    assert sent(found.sections["prompts"]) == [
         *("review", "everything/*", "project/agents/*", "project/claude/*"),
         *("project/local/*", "user/local/*"),
     ]
-    decided = found.resources.about(["project/local/guide", "local/guide", "guide"])
+    decided = found.sections["resources"].about(["project/local/guide", "local/guide", "guide"])
     assert decided == Preference("*", is_sent=False)
     assert found.task_after == 0.5
 
@@ -74,9 +74,9 @@ def test_every_key_is_read_and_a_list_means_yes(user: Path) -> None:
 @pytest.mark.req("D8")
 def test_the_owner_overrides_single_defaults(user: Path) -> None:
     write(user, "always_send: {load: false}\n")
-    assert sent(owner_preferences(user).always_send) == ["execute", "help", "search"]
+    assert sent(owner_preferences(user).sections["always_send"]) == ["execute", "help", "search"]
     write(user, "always_send: {'*': false, load: true}\n")
-    assert sent(owner_preferences(user).always_send) == ["load"]
+    assert sent(owner_preferences(user).sections["always_send"]) == ["load"]
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,7 @@ def test_a_misspelt_key_is_reported_and_the_defaults_apply(user: Path, text: str
     found = owner_preferences(user)
     assert found.fault is not None
     assert any(issue.place.startswith(place) and reason in issue.reason for issue in found.fault.issues)
-    assert (found.always_send, found.prompts, found.resources) == (
-        product.always_send, product.prompts, product.resources,
-    )  # fmt: skip
+    assert found.sections == product.sections
     with pytest.raises(InvalidManifest):
         check_preferences(user)
 

@@ -166,7 +166,7 @@ def test_all_that_reads_the_memory_follows_its_root(project: Path, user: Path, e
     assert stale["code"] == "tool_not_found"
     assert [as_object(one)["name"] for one in as_list(skills["skills"])] == ["tidy"]
     assert prefer["path"] == str(elsewhere / "preferences.yaml")
-    assert owner_preferences(user).always_send.about(["memory_list"])
+    assert owner_preferences(user).sections["always_send"].about(["memory_list"])
     assert as_list(as_object(history["result"])["changes"])
     assert (elsewhere / ".git").is_dir()
     assert not (user / "memory" / ".git").exists()

@@ -125,7 +125,7 @@ class ToolListBuilder:
         return tuple(name for name in known_namespaces(user) if not self._permission.is_hidden(all_in(name)))
 
     def _meta_tools(self) -> tuple[str, ...]:
-        decided = {name: self._preferences.always_send.about([name]) for name in _META_TOOLS}
+        decided = {name: self._preferences.sections["always_send"].about([name]) for name in _META_TOOLS}
         sent = {name for name, wish in decided.items() if wish and wish.is_sent}
         if _DISCOVERY not in sent:
             self._note(f"`{_DISCOVERY}` is always sent: a model needs it to find items that are not sent.")
@@ -180,7 +180,7 @@ class ToolListBuilder:
 
     def _wanted(self, section: Section) -> Iterator[tuple[Sequence[str], Preference]]:
         """Yield the references of each preferred item with its preference: named items first, then patterns."""
-        wishes = self._preferences.wishes(section)
+        wishes = self._preferences.sections[section]
         for wish in wishes.named:
             if section != "always_send" or wish.word not in _META_TOOLS:
                 self.sources |= {*_NAMED_FROM}
@@ -204,7 +204,7 @@ class ToolListBuilder:
         self.paths |= dict.fromkeys(folders)
         # Without these folders, the sources need not be read.
         sources: set[Source] = {"project", "user"} if any(map(lexists, folders)) else set()
-        if self._preferences.wishes(section).owner.patterns:
+        if self._preferences.sections[section].owner.patterns:
             sources.add("mcp")
         self.sources |= sources
         runnable = {sheet.type for sheet in self._catalog.sheets.by_type.values() if sheet.driver}
@@ -224,7 +224,7 @@ class ToolListBuilder:
         try:
             chain = self._resolved(refs, _ITEM_TYPES[section])
             self._check(chain)
-            deciding = self._preferences.wishes(section).about(_names_of(chain.tool)) or wish
+            deciding = self._preferences.sections[section].about(_names_of(chain.tool)) or wish
             kind = kind_of(chain)
             if not deciding.is_sent or (wish.is_pattern and kind not in _KINDS[section]):
                 return None

@@ -32,7 +32,6 @@ _ANSWER: JsonObject = {
     "properties": {"approve": {"type": "boolean", "title": "Install it all the same", "default": False}},
     "required": ["approve"],
 }
-_TRUSTED = frozenset({"owner", "verified"})
 
 
 class PullConsent(Struct, frozen=True):
@@ -223,7 +222,7 @@ class Admission:
 
     def _is_doubtful(self, version: IncomingVersion) -> bool:
         is_accepted = self._file.now().accepted.get(str(version.name)) == version.release.digest
-        return version.signed.trust not in _TRUSTED and not (version.is_unsigned and is_accepted)
+        return version.signed.trust not in {"owner", "verified"} and not (version.is_unsigned and is_accepted)
 
     def _has_consent(self, version: IncomingVersion) -> bool:
         """Whether the owner accepted this version in advance."""

@@ -12,12 +12,10 @@ from kiwi_mcp.domain.json import as_list, as_object, text_of
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec, ReadSpec
 from kiwi_mcp.domain.records import ApprovalRule, Effects
 
-_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _LAX = frozenset({"trusted", "standard"})
 """The levels that keep a process from nothing that the owner could change."""
 _NOTHING = Effects()
 
-_STRANGE = frozenset({"unknown", "known_publisher", "mcp_server"})
 _FIRST_RUN: Mapping[Provenance, str] = {
     "model_written": "a model wrote",
     "unknown": "nobody is known to have signed",
@@ -31,7 +29,7 @@ def effects_of(plan: Plan, chain: Chain) -> Effects:
     """Return which of the owner's files a plan may change, and where it may send data."""
     if isinstance(spec := plan.spec, HttpSpec):
         # A variable in a request sends the owner's data out, with any method.
-        is_changing = spec.method.upper() not in _SAFE_METHODS or spec.stream == "websocket"
+        is_changing = spec.method.upper() not in {"GET", "HEAD", "OPTIONS"} or spec.stream == "websocket"
         sends = not plan.only_reads if chain.server else is_changing or bool(plan.variables)
         host = urlsplit(spec.url).netloc.rpartition("@")[2] or spec.url
         return Effects(sends=(host,)) if sends else _NOTHING
@@ -81,7 +79,8 @@ def returns_untrusted_text(plan: Plan, chain: Chain) -> bool:
     """Whether the output of a plan is untrusted text: from a server, the network, or code without a trusted signer."""
     if isinstance(plan.spec, HttpSpec) or chain.traits[0].defined_by == "server":
         return True
-    return plan.profile is not None and (bool(plan.profile.hosts) or plan.profile.provenance in _STRANGE)
+    profile, strange = plan.profile, {"unknown", "known_publisher", "mcp_server"}
+    return profile is not None and (bool(profile.hosts) or profile.provenance in strange)
 
 
 def installed(plan: Plan) -> tuple[str, ...]:

@@ -31,7 +31,6 @@ from kiwi_mcp.primitives.process.spawn import search_path
 from kiwi_mcp.sandbox.command_files import files_of_command, script_in
 from kiwi_mcp.sandbox.levels import base_profile, floor
 
-_PROJECT = "{project}"
 _COMMANDS = frozenset({"command", "run_command", "compile_command"})
 """The keys of a config that name programs."""
 _CODE = lazy_pattern(r"\.(?:py[cz]?|[cm]?[jt]s|[jt]sx|rb|pl|php|(?:ba)?sh|lua|r|jar|dll|so|wasm)\Z", re.IGNORECASE)
@@ -92,7 +91,7 @@ def _named(link: Tool, project: Path | None) -> Iterator[_File]:
 
 
 def _filled(word: str, project: Path | None) -> str:
-    return word.replace(_PROJECT, str(project)) if project else word
+    return word.replace("{project}", str(project)) if project else word
 
 
 def _placed(named: str, folder: str) -> str:

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from msgspec import Struct
@@ -36,7 +36,6 @@ NEAR = 4
 _MOST_NEAR = 200_000
 _MOST_KEPT = 256
 """Each costs a mount in a sandbox."""
-_CREDENTIALS = (".netrc", ".npmrc", ".pypirc")
 _UNSEARCHED = (".git", ".hg")
 """Large folders without files of the owner."""
 _SPECIAL = lazy_pattern(r"([*?[])")
@@ -84,8 +83,8 @@ def anchored(pattern: str, project: str) -> tuple[str, ...]:
     return (text,) if real == first else (text, "/".join([_SPECIAL.sub(r"[\1]", real), *rest]))
 
 
-def below(folder: str, patterns: Iterable[str], most: int) -> Iterator[tuple[str, str]]:
-    """Yield the paths below a folder that match a pattern, and the pattern. Links are not followed."""
+def below(folder: str, patterns: Iterable[str]) -> Iterator[str]:
+    """Yield the paths below a folder that match a pattern. Links are not followed."""
     met = {pattern: begun(pattern) for pattern in patterns}
     for name in filter(None, folder.split("/")):
         met = {pattern: onward(pattern, places, name) for pattern, places in met.items()}
@@ -95,12 +94,11 @@ def below(folder: str, patterns: Iterable[str], most: int) -> Iterator[tuple[str
         where, here = waiting.pop()
         for entry in entries_of(where) if here else ():
             seen += 1
-            if seen > most:
+            if seen > MOST_ENTRIES:
                 raise TooMany
             there = {pattern: onward(pattern, places, entry.name) for pattern, places in here.items()}
-            fitting = next((pattern for pattern, places in there.items() if is_met(pattern, places)), None)
-            if fitting is not None:
-                yield entry.path, fitting
+            if any(is_met(pattern, places) for pattern, places in there.items()):
+                yield entry.path
             elif entry.is_dir(follow_symlinks=False):
                 waiting.append((entry.path, {pattern: places for pattern, places in there.items() if places}))
 
@@ -123,11 +121,12 @@ def is_secret(name: str) -> bool:
     return name == ".env" or name.startswith(".env.")
 
 
-def protected_files(folder: str, stays: Callable[[str], bool]) -> ProtectedFiles:
-    """Return the paths below a folder that are protected by name; `stays` says whether a name must not be changed.
+def protected_files(folder: str) -> ProtectedFiles:
+    """Return the paths below a folder that are protected by name.
 
     The near part is searched first, so that many files far down or elsewhere cannot hide a near one.
     """
+    stays = base_profile().stays_below
     secrets, credentials, held = list[str](), list[str](), list[str]()
     waiting, seen, is_whole = deque([(folder, 0, False)]), 0, True
     while waiting:
@@ -145,7 +144,7 @@ def protected_files(folder: str, stays: Callable[[str], bool]) -> ProtectedFiles
                 if is_secret(name):
                     secrets.append(entry.path)
                     continue
-                if name in _CREDENTIALS:
+                if name in (".netrc", ".npmrc", ".pypirc"):
                     credentials.append(entry.path)
             if entry.is_dir(follow_symlinks=False) and name not in _UNSEARCHED:
                 waiting.append((entry.path, depth + 1, is_held or is_met))
@@ -177,9 +176,6 @@ class ProcessAccess(Struct, frozen=True):
     """What could not be looked through to its end."""
 
 
-NOTHING = ProcessAccess()
-
-
 def reach(needs: Needs, rights: Rights, space: Space) -> ProcessAccess:
     """Return the access that a process needs, or refuse it with the rule that denies it.
 
@@ -187,7 +183,7 @@ def reach(needs: Needs, rights: Rights, space: Space) -> ProcessAccess:
     """
     for command in needs.commands:
         _demand(rights, "command", command)
-    access = NOTHING
+    access = ProcessAccess()
     if needs.read or needs.write:
         rules = FileRules(rights, space)
         readable = [path for text in needs.read if os.path.lexists(path := rules.given("read", text))]
@@ -304,11 +300,11 @@ class FileRules:
         denied = dict.fromkeys(rule for _, rules in self._rules[kind] for rule in rules.deny)
         try:
             if folder not in self._kept:
-                self._kept[folder] = protected_files(folder, base_profile().stays_below)
+                self._kept[folder] = protected_files(folder)
             kept = self._kept[folder]
             named = kept.obeyed if kind == "write" else (*kept.secrets, *self._own)
             logins = () if is_declared else kept.credentials
-            for path in (*named, *logins, *(path for path, _ in below(folder, denied, MOST_ENTRIES))):
+            for path in (*named, *logins, *below(folder, denied)):
                 # What a link leads to is what it keeps; the link itself shows nothing that is not given.
                 real = os.path.realpath(path)
                 if Path(real).is_relative_to(folder) and os.path.lexists(real):

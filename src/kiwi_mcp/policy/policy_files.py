@@ -42,7 +42,6 @@ from kiwi_mcp.store.budget import DayLimits
 NAMED = ("verbs", "items", "hosts", "commands", "variables", "spawn")
 """The keys with rules about names."""
 WORDS = (*NAMED, "files", "conditions")
-_RULE_WORDS = ("allow", "deny")
 _FILE_WORDS = ("read", "write")
 
 
@@ -82,7 +81,7 @@ def texts(place: str, written: Json, issues: list[Issue]) -> tuple[str, ...]:
 
 
 def _rules(place: str, written: Json, issues: list[Issue], start: Rules) -> Rules:
-    issues += unknown_words(written, _RULE_WORDS, place)
+    issues += unknown_words(written, ("allow", "deny"), place)
     rules = as_object(written)
     # Rules that only deny restrict what is allowed by default.
     allow = texts(f"{place}.allow", rules["allow"], issues) if "allow" in rules else start.allow
@@ -111,7 +110,6 @@ def rule_files(user: Path) -> Sequence[str]:
 
 SYSTEM_FOLDER = "/etc/kiwi"
 _NAME = "deployment.yaml"
-_DEPLOYMENT_KEYS = ("deployment", "items", "floor")
 _KINDS = ("local", "managed")
 _deployments: dict[Path, tuple[_FileState, Deployment]] = {}
 
@@ -137,12 +135,6 @@ def minimum() -> Level | None:
     """Return the minimum isolation level of every process on this machine; None if no file sets one."""
     levels = [one.floor for one in deployments() if one.floor is not None]
     return strictest(levels) if levels else None
-
-
-def deployed(rights: Rights) -> Rights:
-    """Return rights in which the deployments of this machine have a say as well."""
-    found = deployments()
-    return Rights((*rights.grants, *(one.grant for one in found))) if found else rights
 
 
 def refuse_unlisted(identity: str) -> None:
@@ -175,7 +167,7 @@ def _at(path: Path) -> Deployment | None:
 
 def _parse_deployment(path: Path) -> Deployment:
     value = read_yaml(path.read_text(encoding="utf-8"), what=path.name).value
-    written, issues = as_object(value), [*unknown_words(value, _DEPLOYMENT_KEYS, "")]
+    written, issues = as_object(value), [*unknown_words(value, ("deployment", "items", "floor"), "")]
     kind, floor = written.get("deployment"), written.get("floor")
     if kind not in _KINDS:
         issues.append(Issue("deployment", "does not say which", f"Write one of: {', '.join(_KINDS)}."))
@@ -197,8 +189,6 @@ def _unreadable_deployment(path: Path, reason: str) -> InvalidManifest:
 
 FILE_NAME = OWNER_POLICY
 _POLICY_KEYS = (*WORDS, "roots", "checkpoint", "actors", "spending")
-_SPENDING = ("per_day", "per_starter")
-_MICROS = 1_000_000
 
 _policies: dict[str, tuple[_FileState | None, Policy]] = {}
 
@@ -264,13 +254,13 @@ def _parse_policy(path: Path) -> Policy:
 
 def _spending(written: Json, issues: list[Issue]) -> DayLimits:
     """Return what may be spent in a day: by all threads of the owner, and by each that others started; in dollars."""
-    issues += unknown_words(written, _SPENDING, "spending")
+    issues += unknown_words(written, ("per_day", "per_starter"), "spending")
     given = as_object(written)
     for name, value in given.items():
         if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
             issues.append(Issue(f"spending.{name}", "is not an amount", "Write US dollars, such as `5` or `0.50`."))
             return DayLimits()
-    amounts = {name: round(float(str(value)) * _MICROS) for name, value in given.items()}
+    amounts = {name: round(float(str(value)) * 1_000_000) for name, value in given.items()}
     known = DayLimits()
     return DayLimits(starter=amounts.get("per_starter", known.starter), owner=amounts.get("per_day", known.owner))
 
@@ -357,7 +347,7 @@ _LOCKED = replace(empty_grant("`auth_mode: locked` of config.yaml"), verbs=ALL)
 def rights_of(user: Path, identity: Principal = OWNER) -> Rights:
     """Return what a principal may use according to the files of the owner and of this machine."""
     policy = owner_policy(user)
-    rights = deployed(Rights((policy.grant,)))
+    rights = Rights((policy.grant, *(one.grant for one in deployments())))
     actor = policy.actors.get(identity.name) if identity.name else None
     rights = narrow(rights, actor) if actor else rights
     return narrow(rights, _LOCKED) if home_config(user).auth_mode == "locked" else rights

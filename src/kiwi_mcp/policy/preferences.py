@@ -104,18 +104,11 @@ class PreferenceSection(Struct, frozen=True):
 class Preferences(Struct, frozen=True):
     """What the owner prefers, over what ships with Kiwi."""
 
-    always_send: PreferenceSection
-    prompts: PreferenceSection
-    resources: PreferenceSection
+    sections: Mapping[Section, PreferenceSection]
     task_after: float
     """For how many seconds a client that could take a task waits for a call instead."""
     fault: InvalidManifest | None = None
     """Why the owner's file counts as if it were not there, if so."""
-
-    def wishes(self, section: Section) -> PreferenceSection:
-        """Return the preferences of one section."""
-        found: PreferenceSection = getattr(self, section)
-        return found
 
 
 def preferences_file(user: Path) -> Path:
@@ -170,11 +163,11 @@ def wish_issues(section: Section, word: str, value: Json) -> Iterator[Issue]:
 
 def _merged(written: JsonObject) -> Preferences:
     shipped = _product()
-    always_send, prompts, resources = (
-        PreferenceSection(_layer(written.get(section)), _layer(shipped.get(section))) for section in SECTIONS
-    )
+    sections = {
+        section: PreferenceSection(_layer(written.get(section)), _layer(shipped.get(section))) for section in SECTIONS
+    }
     seconds = written.get("task_after", shipped["task_after"])
-    return Preferences(always_send, prompts, resources, float(seconds) if isinstance(seconds, int | float) else 0.0)
+    return Preferences(sections, float(seconds) if isinstance(seconds, int | float) else 0.0)
 
 
 @cache

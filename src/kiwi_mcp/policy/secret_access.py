@@ -17,14 +17,13 @@ from kiwi_mcp.primitives.secrets.store import SecretStore
 
 STORE = "the store of secrets"
 """Where `why` says that a stored secret comes from."""
-_FOLDER = "secrets"
 _DOUBTFUL: frozenset[Provenance] = frozenset({"model_written", "unknown"})
 """Items of these origins get variables only through a grant, and a change of such an item ends its grants."""
 
 
 def vault_folder(user: Path) -> Path:
     """Return the folder of the store of secrets."""
-    return user / "state" / _FOLDER
+    return user / "state" / "secrets"
 
 
 _vaults: dict[Path, SecretStore] = {}

@@ -17,13 +17,9 @@ from kiwi_mcp.domain.errors import Unavailable
 PATH = "/callback"
 _HOST = "127.0.0.1"
 _HEAD_LIMIT = 32_768
-_HEAD_SECONDS = 10.0
-_WORDS = 50
 _VISITORS = 16
 """Connections that may be open at the same time."""
-_PAGE = "<!doctype html><meta charset=utf-8><title>Kiwi</title><p>{said}</p>"
-_CAME, _LOST = "You can close this window.", "Kiwi did not ask for this."
-_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
+
 
 Words = Mapping[str, str]
 
@@ -53,10 +49,11 @@ async def login_callback(is_ours: Callable[[Words], bool], *, port: int = 0) -> 
 
     async def visit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(_HEAD_SECONDS), gate:
+            async with asyncio.timeout(10.0), gate:
                 words = _asked(await reader.readuntil(b"\r\n\r\n"), listener.sockets[0].getsockname()[1])
                 is_right = words is not None and is_ours(words)
-                writer.write(_answer("200 OK", _CAME) if is_right else _answer("400 Bad Request", _LOST))
+                done = _answer("200 OK", "You can close this window.")
+                writer.write(done if is_right else _answer("400 Bad Request", "Kiwi did not ask for this."))
                 await writer.drain()
             if words is not None and is_right and not came.done():
                 came.set_result(words)
@@ -77,7 +74,7 @@ async def login_callback(is_ours: Callable[[Words], bool], *, port: int = 0) -> 
 
 def open_address(url: str) -> bool:
     """Open an address in the person's browser, where there is one with a window; say whether that was tried."""
-    if sys.platform == "linux" and not any(os.environ.get(name) for name in _DISPLAYS):
+    if sys.platform == "linux" and not any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")):
         return False  # what is there is a browser in the terminal, if any, which would take that over
     try:
         return webbrowser.open(url)
@@ -94,7 +91,7 @@ def _asked(head: bytes, port: int) -> Words | None:
     if method != "GET" or path != PATH or hosts != [f"{_HOST}:{port}"]:
         return None
     try:
-        pairs = parse_qsl(query, max_num_fields=_WORDS)
+        pairs = parse_qsl(query, max_num_fields=50)
     except ValueError:
         return None
     words = dict(pairs)
@@ -102,7 +99,7 @@ def _asked(head: bytes, port: int) -> Words | None:
 
 
 def _answer(status: str, said: str) -> bytes:
-    body = _PAGE.format(said=said).encode()
+    body = f"<!doctype html><meta charset=utf-8><title>Kiwi</title><p>{said}</p>".encode()
     head = (
         f"HTTP/1.1 {status}\r\ncontent-type: text/html; charset=utf-8\r\ncontent-length: {len(body)}\r\n"
         "cache-control: no-store\r\nreferrer-policy: no-referrer\r\n"

@@ -149,7 +149,6 @@ _HOP = frozenset(
 )
 _HTTP, _HTTPS = 80, 443
 _LAST_PORT = 65_535
-_ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 
 Headers = Sequence[tuple[str, str]]
 
@@ -159,7 +158,7 @@ async def read_http_request(reader: StreamReader, first: bytes) -> ProxyRequest:
     method, target, headers = await _head(reader, first)
     if method == "CONNECT":
         host, port = _authority(target, None)
-        return ProxyRequest(host, port, _ESTABLISHED, refusal, through(host, port))
+        return ProxyRequest(host, port, b"HTTP/1.1 200 Connection established\r\n\r\n", refusal, through(host, port))
     written = _ABSOLUTE.fullmatch(target)
     if written is None:
         raise _unfit(_BAD_REQUEST, "a proxy is asked for a whole `http://` address, or to CONNECT")
@@ -400,7 +399,6 @@ async def streams(connected: socket.socket, limit: int) -> tuple[StreamReader, S
 
 TASK = "kiwi-egress"
 """The name of the task that accepts connections."""
-_PAUSE = 0.1
 _LINGER = 1.0
 CAPS = ProxyLimits()
 OUTSIDE = Lookup()
@@ -589,7 +587,7 @@ async def _next(listener: socket.socket) -> socket.socket:
             # Too many open files, or a client that went away: both pass. A listener that is broken does not.
             if listener.fileno() < 0 or listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 0:
                 raise
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(0.1)
         else:
             return client
 

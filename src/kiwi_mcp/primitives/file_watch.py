@@ -33,7 +33,6 @@ _MOST_WATCHES = 8_192
 """How many inodes are watched; beyond that all watches begin anew."""
 _RACY_NS = 50_000_000
 """How old a change must be for a stat to prove that no other followed: clocks of file systems tick every few ms."""
-_QUEUE = 65_536
 _Stamp: TypeAlias = tuple[int, ...]
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -138,7 +137,7 @@ class FileWatch:
         is_changed = False
         while True:
             try:
-                data = os.read(self._queue, _QUEUE)
+                data = os.read(self._queue, 65_536)
             except BlockingIOError:
                 return is_changed
             at = 0

@@ -16,7 +16,6 @@ from kiwi_mcp.domain.errors import InvalidRequest, Unavailable
 _LONGEST = 107
 """How many bytes the address of such a socket may have."""
 _PEER = struct.Struct("3i")
-_PATIENCE = 2.0
 
 
 def listening(path: Path) -> socket.socket:
@@ -81,7 +80,7 @@ def _clear(path: Path) -> None:
 
 def _answers(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
-        trial.settimeout(_PATIENCE)
+        trial.settimeout(2.0)
         try:
             trial.connect(os.fspath(path))
         except ConnectionRefusedError:

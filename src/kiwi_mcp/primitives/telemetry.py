@@ -7,13 +7,11 @@ from importlib import import_module
 
 from kiwi_mcp.domain.extras import install_line
 
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-
 
 def start_tracing() -> str:
     """Send traces from now on if a collector is named; return what is missing for that, empty if nothing is."""
-    named = next((name for name in _ENDPOINTS if os.environ.get(name)), None)
-    if named is None:
+    places = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    if not (named := next((name for name in places if os.environ.get(name)), "")):
         return ""
     try:
         sdk = import_module("opentelemetry.sdk.trace")

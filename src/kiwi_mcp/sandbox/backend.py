@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from kiwi_mcp import __version__
 from kiwi_mcp.domain.errors import IsolationUnavailable, Unavailable
-from kiwi_mcp.domain.isolation import Level, ResourceLimits, SandboxProfile
+from kiwi_mcp.domain.isolation import Level, SandboxProfile
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.domain.process import Handover
@@ -137,7 +137,6 @@ class NoSandbox:
         yield Launch(spec)
 
 
-_LAST = 400
 _REMEDIES = {
     "No permissions to creat": "This system does not let ordinary users make user namespaces. On Ubuntu, give "
     "bubblewrap an AppArmor profile that allows `userns`; in a container, allow `clone` and `unshare` with "
@@ -157,7 +156,7 @@ _OTHERWISE = "Run it again: the sandbox is tested anew first, and `kiwi doctor` 
 
 def failed(backend: str, said: bytes) -> IsolationUnavailable:
     """Return the error of a launcher that ended before the tool began."""
-    complaint = said.decode(errors="replace").strip()[-_LAST:]
+    complaint = said.decode(errors="replace").strip()[-400:]
     return IsolationUnavailable(
         f"The sandbox ({backend}) failed, not the tool, which was not run: {complaint or 'it ended without a word'}.",
         suggestion=next((response for sign, response in _REMEDIES.items() if sign in complaint), _OTHERWISE),
@@ -176,30 +175,6 @@ def ungrantable(path: str, reason: str, suggestion: str) -> IsolationUnavailable
     return IsolationUnavailable(
         f"The path {path!r} cannot be given to a sandbox: {reason}.", suggestion=suggestion, path=path
     )
-
-
-_NAMESPACES = ("ipc", "mnt", "net", "pid", "user")
-_MEGABYTE = 1_048_576
-_PATH = "/usr/bin:/bin"
-
-
-def self_test(secret: str, *, is_grouped: bool) -> SelfTest:
-    """Return the script as a process, with limits that are small enough to be run into quickly.
-
-    A variable that steers the start of programs is among what it is given, because the launcher must not have it.
-    """
-    memory = (24 if is_grouped else 96) * _MEGABYTE
-    limits = ResourceLimits(memory, cpus=0.5, pids=40, open_files=64, cpu_seconds=30, tmp_bytes=4 * _MEGABYTE)
-    script = (FOLDER / "self_test.sh").read_text(encoding="utf-8")
-    outside = [f"{name}={Path('/proc/self/ns', name).readlink()}" for name in _NAMESPACES]
-    words = (secret, str(limits.tmp_bytes), str(limits.pids), "yes" if is_grouped else "no", *outside)
-    spec = ProcessSpec(
-        ("/bin/sh", "-c", script, "self_test", *words),
-        cwd="/",
-        env={"PATH": _PATH, "PROBE": "given", "LD_BIND_NOW": "1"},
-        timeout=60.0,
-    )
-    return SelfTest(spec, SandboxProfile("restricted", limits=limits))
 
 
 _Known: TypeAlias = dict[str, frozenset[str]]
@@ -285,8 +260,8 @@ def recall(backends: Iterable[Backend], state: Path) -> tuple[BackendReport, ...
     known = _read(state / _FILE)
     reports: list[BackendReport] = []
     for backend in backends:
-        if (obstructed := _obstructed(backend)) is not None:
-            reports.append(obstructed)
+        if obstacles := backend.obstacles():
+            reports.append(BackendReport(backend, frozenset(), obstacles))
         elif (key := _key(backend)) in known:
             reports.append(_report_of(backend, known[key]))
         else:
@@ -300,14 +275,9 @@ def forget(state: Path) -> None:
         (state / _FILE).unlink()
 
 
-def _obstructed(backend: Backend) -> BackendReport | None:
-    obstacles = backend.obstacles()
-    return BackendReport(backend, frozenset(), obstacles) if obstacles else None
-
-
 async def _examined(backend: Backend, state: Path, run: Runner) -> BackendReport:
-    if (obstructed := _obstructed(backend)) is not None:
-        return obstructed
+    if obstacles := backend.obstacles():
+        return BackendReport(backend, frozenset(), obstacles)
     with _secret_in(state) as secret:
         test = backend.self_test(secret.name)
         if test is None:

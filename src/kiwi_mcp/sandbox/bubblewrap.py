@@ -31,12 +31,11 @@ from kiwi_mcp.sandbox.backend import (
     always,
     failed,
     never,
-    self_test,
     ungrantable,
     unlaid,
 )
 from kiwi_mcp.sandbox.command_files import FOLDERS, find_launcher
-from kiwi_mcp.sandbox.levels import HOME, TMP, USER, BaseFileSystem, base_profile, demands
+from kiwi_mcp.sandbox.levels import FOLDER, HOME, TMP, USER, BaseFileSystem, base_profile, demands
 from kiwi_mcp.sandbox.limits import (
     DENIED_CALLS,
     Cgroup,
@@ -168,6 +167,7 @@ UNPRIVILEGED_ID = 65_117
 
 Several services share the account `nobody`. They could send signals to any process with the same number.
 """
+
 _INSTALL = "install bubblewrap (`apt-get install bubblewrap`, `dnf install bubblewrap`)"
 _STAGED = ("--dev-bind", ROOT, "/", "--proc", "/proc")
 """Lets the launcher take the file system that has been laid out."""
@@ -216,8 +216,19 @@ class Bubblewrap(Struct, frozen=True):
         return f"{digest} {self.prlimit} {self.setpriv} {self.groups is not None} {machine()}"
 
     def self_test(self, secret: str) -> SelfTest | None:
-        """Return a shell that tries what must not work."""
-        return self_test(secret, is_grouped=self.groups is not None)
+        """Return a shell that tries what must not work, with limits that are small enough to be run into quickly.
+
+        A variable that steers the start of programs is among what it is given, because the launcher must not have it.
+        """
+        is_grouped = self.groups is not None
+        memory, room = (24 if is_grouped else 96) * 1_048_576, 4 * 1_048_576
+        limits = ResourceLimits(memory, cpus=0.5, pids=40, open_files=64, cpu_seconds=30, tmp_bytes=room)
+        outside = [f"{name}={Path('/proc/self/ns', name).readlink()}" for name in ("ipc", "mnt", "net", "pid", "user")]
+        words = (secret, str(limits.tmp_bytes), str(limits.pids), "yes" if is_grouped else "no", *outside)
+        script = (FOLDER / "self_test.sh").read_text(encoding="utf-8")
+        variables = {"PATH": "/usr/bin:/bin", "PROBE": "given", "LD_BIND_NOW": "1"}
+        spec = ProcessSpec(("/bin/sh", "-c", script, "self_test", *words), cwd="/", env=variables, timeout=60.0)
+        return SelfTest(spec, SandboxProfile("restricted", limits=limits))
 
     @contextmanager
     def wrap(self, spec: ProcessSpec, profile: SandboxProfile) -> Iterator[Launch]:

@@ -107,7 +107,11 @@ def _gather(program: str, roots: dict[str, None], around: ProgramFolders) -> Ite
         elif is_program:
             roots[str(place)] = None
         if is_program:
-            yield from _interpreter(place)
+            with suppress(OSError), place.open("rb") as file:
+                line = file.readline(_LONGEST_LINE)
+                words = line[2:].split() if line.startswith(b"#!") else []
+                if words and words[0].startswith(b"/"):
+                    yield os.fsdecode(words[0])
 
 
 def _links(program: str) -> Iterator[Path]:
@@ -119,17 +123,6 @@ def _links(program: str) -> Iterator[Path]:
         if not place.is_symlink():
             return
         place = place.parent / place.readlink()
-
-
-def _interpreter(place: Path) -> list[str]:
-    """Return the interpreter that the first line of a script names."""
-    try:
-        with place.open("rb") as file:
-            line = file.readline(_LONGEST_LINE)
-    except OSError:
-        return []
-    words = line[2:].split() if line.startswith(b"#!") else []
-    return [os.fsdecode(words[0])] if words and words[0].startswith(b"/") else []
 
 
 def _is_opened(prefix: Path, around: ProgramFolders) -> bool:

@@ -290,8 +290,16 @@ def find_groups(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Cgr
             found[controller] = folder
     if found:
         return CgroupParent(found, is_unified=False) if len(found) == len(CONTROLLERS) else None
-    unified = _newer(root, places.get("", "/"))
-    return CgroupParent(dict.fromkeys(CONTROLLERS, unified), is_unified=True) if unified is not None else None
+    here = root / places.get("", "/").lstrip("/")
+    for folder in (here, *here.parents):  # the nearest group around this process below which controllers are handed out
+        if not folder.is_relative_to(root):
+            return None
+        with suppress(OSError):
+            given = (folder / "cgroup.subtree_control").read_text().split()
+            if {*CONTROLLERS} <= {*given}:
+                is_writable = os.access(folder, os.W_OK) and os.access(folder / "cgroup.procs", os.W_OK)
+                return CgroupParent(dict.fromkeys(CONTROLLERS, folder), is_unified=True) if is_writable else None
+    return None
 
 
 def sweep(folders: Iterable[Path]) -> None:
@@ -324,27 +332,12 @@ def _places(own: Path) -> Mapping[str, str]:
     return {controller: path for _, controllers, path in rows for controller in controllers.split(",")}
 
 
-def _newer(root: Path, place: str) -> Path | None:
-    """Return the nearest group around this process below which the controllers are handed out."""
-    own = root / place.lstrip("/")
-    for folder in (own, *own.parents):
-        if not folder.is_relative_to(root):
-            return None
-        with suppress(OSError):
-            given = (folder / "cgroup.subtree_control").read_text().split()
-            if {*CONTROLLERS} <= {*given}:
-                writable = os.access(folder, os.W_OK) and os.access(folder / "cgroup.procs", os.W_OK)
-                return folder if writable else None
-    return None
-
-
 DENIED_CALLS = ("memfd_create", "shmget", "sched_setaffinity")
 """Memory that belongs to no process, and the way out of the chosen processors."""
 _AGAIN = 0.01
 """A process that is about to start a program shares its memory with the child, which is counted twice for a moment."""
 _EXACT_EVERY, _EXACT_EVERY_WIDE = 20, 4
 """How many looks there are to an exact one; fewer if more addresses than the limit are mapped and not resident."""
-_KB = 1_024
 _SHARED_NAME = b" /dev/zero (deleted)\n"
 """How the kernel names shared anonymous memory in the mappings of a process."""
 
@@ -444,4 +437,4 @@ def _sum(processes: int, path: str, fields: tuple[str, ...]) -> int | None:
         return 0
     finally:
         os.close(file)
-    return sum(int(line.split()[1]) * _KB for line in lines if line.startswith(fields))
+    return sum(int(line.split()[1]) * 1_024 for line in lines if line.startswith(fields))

@@ -6,7 +6,7 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from platform import machine
 from stat import S_ISDIR
 from struct import pack
@@ -54,15 +54,11 @@ def set_attributes(mount: int, attributes: int, user_namespace: int = 0) -> None
     _checked(_libc.syscall(_MOUNT_SETATTR, mount, _EMPTY, flags, response, ctypes.c_size_t(32)))
 
 
-def leave_mounts() -> None:
-    """Give the calling thread a mount table of its own. Other threads and processes do not see changes of it."""
+def leave_host() -> None:
+    """Give the calling thread an empty network and a mount table of its own, whose changes no other thread sees."""
+    _checked(_libc.unshare(_CLONE_NEWNET))
     _checked(_libc.unshare(_CLONE_NEWNS), "/")
     _checked(_libc.mount(_text(b"none"), _text(b"/"), None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None), "/")
-
-
-def leave_network() -> None:
-    """Give the calling thread an empty network namespace of its own."""
-    _checked(_libc.unshare(_CLONE_NEWNET))
 
 
 def mount_memory(path: str, *, size: int) -> None:
@@ -116,7 +112,6 @@ _WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
 _TO_A_FILE = _WRITE_FILE | _TRUNCATE
 # Removing and making entries of every kind (bits 4 to 12), and moving them between folders.
 _TO_A_FOLDER = _TO_A_FILE | 0x1FF0 | 1 << 13
-_OPEN_TO_ALL = ("/dev/full", "/dev/null", "/dev/ptmx", "/dev/pts", "/dev/shm", "/dev/tty", "/dev/zero")  # noqa: S108 - memory and terminals, which programs expect
 
 
 def is_there() -> bool:
@@ -144,15 +139,6 @@ def start_restricted(writable: Sequence[int] | None, spawn: Callable[[], T], /) 
 
     with ThreadPoolExecutor(max_workers=1) as thread:
         return thread.submit(restricted).result()
-
-
-def open_common(keep: ExitStack) -> Iterator[int]:
-    """Open what every program may write to."""
-    for path in _OPEN_TO_ALL:
-        with suppress(OSError):  # not on this machine
-            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            keep.callback(os.close, descriptor)
-            yield descriptor
 
 
 def _checked(answer: int, path: str = "") -> int:

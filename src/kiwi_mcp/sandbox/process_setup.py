@@ -29,7 +29,6 @@ _ITS_OWN = ("/", "/dev", "/etc", "/proc", "/run", "/sys", "/tmp")  # noqa: S108 
 """Folders of which every private file system has its own."""
 OBJECTS = "kiwi-objects"
 """The name under which a copy of a git folder has the objects of the real one."""
-_NEVER = ("/dev/", "/proc/", "/sys/")
 _TICK = 20_000_000
 """Longer than the clock of a file system takes from tick to tick, in nanoseconds."""
 _NAME_IT = "Name a folder or a file of your own by its real path, without links on the way."
@@ -77,7 +76,7 @@ def open_grants(profile: SandboxProfile, needed: Iterable[str], keep: ExitStack)
 def _open_grant(path: str, keep: ExitStack, *, is_writable: bool, is_shown: bool) -> OpenedGrant:
     if not path.startswith("/") or os.path.normpath(path) != path or "\0" in path:
         raise ungrantable(path, "it is not an absolute path in its plain form", _NAME_IT)
-    if path in _ITS_OWN or path.startswith(_NEVER):
+    if path in _ITS_OWN or path.startswith(("/dev/", "/proc/", "/sys/")):
         raise ungrantable(path, "a sandbox has its own there", "Name the folder below it that is meant.")
     root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -224,12 +223,10 @@ def _names(top: OpenedGrant) -> list[str]:
 
 # Always as an HTTP proxy: several clients refuse to start if ALL_PROXY is SOCKS and they lack a package for it. The
 # port supports SOCKS 5 too, for programs that are configured to use it.
-_NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-
-
 def proxy_variables() -> Mapping[str, str]:
     """Return the variables by which programs find the proxy of a process that has one."""
-    named = dict.fromkeys(_NAMES, f"http://{PROXY[0]}:{PROXY[1]}") | {"NO_PROXY": ""}
+    named = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), f"http://{PROXY[0]}:{PROXY[1]}")
+    named |= {"NO_PROXY": ""}
     return {**named, **{name.lower(): value for name, value in named.items()}, "NODE_USE_ENV_PROXY": "1"}
 
 
@@ -322,7 +319,7 @@ def prepare(spec: ProcessSpec, profile: SandboxProfile, keep: ExitStack) -> Proc
     if profile.has_sockets:
         for grant in granted:
             if grant.is_folder and not f"{grant.path}/".startswith(tuple(map("{}/".format, profile.trusted))):
-                refuse_sockets(grant.path, _APART)
+                refuse_sockets(grant.path, "The server may make Unix sockets: give it a folder of its own.")
     copies = profile.git_copies
     # No program obeys what is in a scratch folder: no name is protected there.
     owners = [grant for grant in granted if grant.path != profile.scratch] if profile.scratch else granted
@@ -374,10 +371,7 @@ def refuse_sockets(folder: str, fix: str) -> None:
             raise ungrantable(folder, "it has too many files to look for sockets of other programs in it", fix)
 
 
-_APART = "The server may make Unix sockets: give it a folder of its own."
 _TIME = 0
-_WRITING = 0o222
-_FOLDERS = frozenset({".git"})
 _TRIES, _PAUSE = 100, 0.002
 """How often and how long, in seconds, the removal of placeholders by another process is waited for."""
 
@@ -397,7 +391,7 @@ def _looks_so(state: os.stat_result) -> bool:
     """Whether something may be a placeholder, by its kind and times; a folder must be empty besides."""
     if state.st_mtime_ns != _TIME:
         return False
-    is_empty_file = S_ISREG(state.st_mode) and state.st_size == 0 and not state.st_mode & _WRITING
+    is_empty_file = S_ISREG(state.st_mode) and state.st_size == 0 and not state.st_mode & 0o222
     return S_ISDIR(state.st_mode) or S_ISSOCK(state.st_mode) or is_empty_file
 
 
@@ -417,7 +411,7 @@ def make_placeholders(folder: int, names: Sequence[str], keep: ExitStack) -> boo
     for name in (name for name in names if name not in there):
         # A folder that this user cannot write to keeps the process out by itself.
         with suppress(OSError):
-            if name in _FOLDERS:
+            if name == ".git":
                 os.mkdir(name, 0o755, dir_fd=locked)
             else:
                 with suppress(OSError):  # to make another socket is many times slower than to link one

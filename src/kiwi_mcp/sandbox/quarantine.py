@@ -33,7 +33,6 @@ _MOST = 1_000_000
 _SHARE = 20
 """A search is repeated at once only if the last one took a small share of the time since then."""
 _SHOWN = 3
-_LISTED = 20
 
 
 class _Entry(Struct, frozen=True):
@@ -72,7 +71,7 @@ class Findings(Struct, frozen=True):
         """Return what results and records show; empty if no file was moved."""
         if not self.moved:
             return {}
-        rows = [{"from": _shown(one.origin), "to": _shown(one.place)} for one in self.moved[:_LISTED]]
+        rows = [{"from": _shown(one.origin), "to": _shown(one.place)} for one in self.moved[:20]]
         return {"quarantine": {"count": len(self.moved), "moved": [*rows]}}
 
     def warnings(self) -> Iterator[str]:

@@ -19,11 +19,11 @@ from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.domain.process import Handover
 from kiwi_mcp.sandbox.backend import Launch, SelfTest
 from kiwi_mcp.sandbox.limits import limiting
-from kiwi_mcp.sandbox.linux import open_common, start_restricted
+from kiwi_mcp.sandbox.linux import start_restricted
 from kiwi_mcp.sandbox.process_setup import open_grants
 
+_OPEN_TO_ALL = ("/dev/full", "/dev/null", "/dev/ptmx", "/dev/pts", "/dev/shm", "/dev/tty", "/dev/zero")  # noqa: S108 - memory and terminals, which programs expect
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_MOST_ROUNDS = 100_000
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def _empty(folder: Path) -> None:
     """Remove the content of a folder: inner folders are moved up one level at a time, and links are not followed."""
     top, names = os.open(folder, _FOLDER), (f"{token_hex(8)}-{number}" for number in count())
     try:
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(100_000):
             if not (found := os.listdir(top)):  # noqa: PTH208 - by descriptor
                 return
             for name in found:
@@ -122,6 +122,10 @@ class Rlimits(Struct, frozen=True):
         with ExitStack() as keep:
             own = str(keep.enter_context(scratch_folder()))
             granted = open_grants(SandboxProfile(profile.level, writable=(*profile.writable, own)), (), keep)
-            allowed = (*(grant.descriptor for grant in granted), *open_common(keep))
+            allowed = [grant.descriptor for grant in granted]
+            for path in _OPEN_TO_ALL:
+                with suppress(OSError):  # not on this machine
+                    allowed.append(os.open(path, os.O_PATH | os.O_CLOEXEC))
+                    keep.callback(os.close, allowed[-1])
             variables = {**spec.env, "TMPDIR": own}
             yield Launch(replace(limited, env=variables), Handover(start=partial(start_restricted, allowed)))

@@ -27,8 +27,7 @@ from kiwi_mcp.sandbox.linux import (
     attach_mount,
     copy_mount,
     detach_mount,
-    leave_mounts,
-    leave_network,
+    leave_host,
     mount_memory,
     mount_terminals,
     seal_mount,
@@ -42,11 +41,9 @@ ROOT = f"{PLACE}/root"
 STAGED = f"{PLACE}/run"
 """The folder in which each grant has the name of its index."""
 _ROOM = 4_194_304
-_LARGEST = 1_048_576
 _NEEDED = ("/", "/proc", "/dev", PLACE)
 _NEEDED_BELOW = ("/usr", "/lib", "/bin", "/sbin", "/nix", "/gnu", "/proc/", f"{PLACE}/")
 """Mounts that programs are started from, that the launcher works with, or that hide something of the kernel's."""
-_DEVICES = ("full", "null", "random", "tty", "urandom", "zero")
 _DEVICE_LINKS = {
     "core": "/proc/kcore",
     "fd": "/proc/self/fd",
@@ -64,8 +61,7 @@ def settle(profile: BaseFileSystem, group: Cgroup | None) -> None:
     """
     if group is not None:
         group.join()
-    leave_network()
-    leave_mounts()
+    leave_host()
     mount_memory(PLACE, size=_ROOM)
     with _open_to_all():
         for path in profile.readable:
@@ -74,7 +70,7 @@ def settle(profile: BaseFileSystem, group: Cgroup | None) -> None:
                 _mount(path, is_device=False)
             else:
                 with Path(path).open("rb") as file:
-                    _make_file(f"{ROOT}{path}", file.read(_LARGEST))
+                    _make_file(f"{ROOT}{path}", file.read(1_048_576))
         for path, target in profile.links.items():
             Path(f"{ROOT}{path}").symlink_to(target)
         for path, content in profile.files.items():
@@ -90,7 +86,7 @@ def _make_devices() -> None:
     mount_memory(f"{ROOT}/dev", size=_ROOM)
     for folder in ("pts", "shm"):
         _make_folder(f"{ROOT}/dev/{folder}")
-    for name in _DEVICES:
+    for name in ("full", "null", "random", "tty", "urandom", "zero"):
         path = f"/dev/{name}"
         try:
             os.mknod(f"{ROOT}{path}", S_IFCHR | 0o666, Path(path).stat().st_rdev)
@@ -179,7 +175,6 @@ def _make_file(path: str, content: bytes = b"") -> list[str]:
 
 R = TypeVar("R")
 _MOST_IDLE = 4
-_Key = tuple[object, ...]
 _lock = Lock()
 _idle: list[RootLauncher] = []
 
@@ -226,7 +221,7 @@ class _Worker(Thread):
 class RootLauncher:
     """A thread that sees what is granted to one run, alone, and starts its processes."""
 
-    def __init__(self, profile: BaseFileSystem, groups: CgroupParent | None, key: _Key) -> None:
+    def __init__(self, profile: BaseFileSystem, groups: CgroupParent | None, key: tuple[object, ...]) -> None:
         self.key = key
         self.is_clear = True
         """Whether what was granted before is gone; where it could not be taken away, this is not used again."""

@@ -286,7 +286,7 @@ def _take_out(user: Path, section: Section, word: str, offers: Offers) -> None:
         message = f"`{_ALWAYS}` is always sent: without it a model could find nothing that is not sent to it."
         raise InvalidRequest(message, suggestion="Leave it; it costs little.")
     names = _names_meant(word, _of_section(offers, section))
-    wishes = owner_preferences(user).wishes(section)
+    wishes = owner_preferences(user).sections[section]
     written = [*wishes.owner.names.values(), *wishes.owner.patterns]
     exact = [wish for wish in written if wish.word == word]
     gone = {wish.word for wish in exact or written if exact or wish.word.partition("@")[0] in names}

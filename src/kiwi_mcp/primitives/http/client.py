@@ -114,7 +114,6 @@ def _damaged() -> RequestFailed:
     )
 
 
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 _TOO_MANY, _BUSY = 429, 503
 """What a server answers that did nothing; the second one only if it names a time for the next attempt."""
@@ -226,7 +225,7 @@ async def _follow(
         row = ledger.note(request.host, request.port, "allowed")
         row.bytes_out += len(request.body)
         location = headers_of(response.headers).get("location")
-        if response.status not in _REDIRECTS or not location or not spec.max_redirects:
+        if response.status not in {301, 302, 303, 307, 308} or not location or not spec.max_redirects:
             return request, response, row
         await response.aclose()
         request = redirect(request, response.status, location)

@@ -28,7 +28,6 @@ _INTERNAL = -32603
 _SPOKEN = frozenset({400, 404, 405})
 """Statuses that say something in the protocols spoken here, and are passed on as they are."""
 _OK, _NOT_FOUND, _FIRST_ERROR = 200, 404, 400
-_SESSION = "mcp-session-id"
 _LOST = "is_session_lost"
 _LOGIN = f"login_required_{token_hex(8)}"  # a word that no server knows, so that none can say it
 RESUMED = 100
@@ -37,7 +36,6 @@ LASTING = 10.0
 """How long a stream lasts that did not break off soon, in seconds."""
 _HELD = 1_000_000
 """The maximum size of a line that is buffered until its end arrives, in bytes."""
-_OURS = frozenset({"accept", "accept-encoding", "content-type"})
 
 
 EventFault = httpx2.SSEError
@@ -70,7 +68,8 @@ def client(
     The responses to the methods in `streamed` may be event streams. A stream has no end, so it has no total size limit.
     """
     request = prepare(spec, secrets)
-    headers = {name: value for name, value in request.headers if name.lower() not in _OURS}
+    own = {"accept", "accept-encoding", "content-type"}
+    headers = {name: value for name, value in request.headers if name.lower() not in own}
     return str(request.url), httpx2.AsyncClient(
         transport=_Origin(spec, request, through, streamed, bearer),
         headers={**headers, "accept-encoding": "identity"},
@@ -141,7 +140,7 @@ class _Origin(httpx2.AsyncBaseTransport):
         headers: Mapping[str, str],
         token: Secret | None,
     ) -> httpx2.Response:
-        if answer.status == _NOT_FOUND and _SESSION in request.headers:
+        if answer.status == _NOT_FOUND and "mcp-session-id" in request.headers:
             await answer.aclose()
             return _told(answer.status, {}, "has forgotten the session", mark=_LOST)
         is_json = headers.get("content-type", "").lower().startswith("application/json")

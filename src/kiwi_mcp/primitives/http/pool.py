@@ -209,9 +209,6 @@ class Stream(httpcore2.AsyncNetworkStream):
                 return self._transport.get_extra_info(info)
 
 
-_CONNECTIONS, _IDLE, _KEPT = 100, 20, 30.0
-
-
 @cache
 def tls_context() -> ssl.SSLContext:
     """Return the one TLS context; it is made when it is first needed, since that takes tens of milliseconds."""
@@ -229,8 +226,7 @@ class Network(Lookup):
         self.tls = tls
         self._pools: WeakKeyDictionary[
             asyncio.AbstractEventLoop, dict[tuple[bool, bool], httpcore2.AsyncConnectionPool]
-        ]
-        self._pools = WeakKeyDictionary()
+        ] = WeakKeyDictionary()
 
     def pool(self, host: str, port: int, granted: Sequence[str], *, is_secure: bool) -> httpcore2.AsyncConnectionPool:
         """Return the pool with connections that may carry a request for this host."""
@@ -241,9 +237,9 @@ class Network(Lookup):
         if (pool := pools.get((has_grant, is_secure))) is None:
             pool = pools[has_grant, is_secure] = httpcore2.AsyncConnectionPool(
                 ssl_context=self.tls() if is_secure else None,
-                max_connections=_CONNECTIONS,
-                max_keepalive_connections=_IDLE,
-                keepalive_expiry=_KEPT,
+                max_connections=100,
+                max_keepalive_connections=20,
+                keepalive_expiry=30.0,
                 network_backend=_Checked(self, has_grant=has_grant),
             )
         return pool

@@ -27,8 +27,6 @@ _UNFIT = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _OWN = frozenset({"host", "content-length", "transfer-encoding", "connection", "te", "trailer", "upgrade", "expect"})
 """Headers that belong to the connection or name the target; a spec does not set them."""
 _CREDENTIALS = frozenset({"authorization", "cookie", "proxy-authorization"})
-_CONTENT = frozenset({"content-type", "content-encoding", "content-language"})
-_FORM = "application/x-www-form-urlencoded"
 AGENT = "kiwi"
 
 
@@ -115,7 +113,8 @@ def redirect(request: WireRequest, status: int, location: str) -> WireRequest:
     )
     moved = replace(request, url=url)
     if becomes_get:
-        kept = tuple(pair for pair in request.headers if pair[0].lower() not in _CONTENT)
+        of_body = {"content-type", "content-encoding", "content-language"}
+        kept = tuple(pair for pair in request.headers if pair[0].lower() not in of_body)
         moved = replace(moved, method="GET", body=b"", headers=kept)
     if moved.origin == request.origin:
         return moved
@@ -169,7 +168,7 @@ def _body(body: Json, secrets: Mapping[str, str], content_type: str) -> bytes:
     try:
         # Secrets go into the strings before these are encoded, so none can end its string.
         revealed = reveal_json(body, secrets)
-        if isinstance(revealed, Mapping) and content_type.lower().startswith(_FORM):
+        if isinstance(revealed, Mapping) and content_type.lower().startswith("application/x-www-form-urlencoded"):
             # Fields as a form; a list repeats its field.
             pairs = [
                 (name, text_of(value))

@@ -28,8 +28,6 @@ from kiwi_mcp.primitives.http.traffic_log import TrafficLog
 from kiwi_mcp.primitives.secrets.redaction import Redactor
 from kiwi_mcp.primitives.secrets.reveal import reveal
 
-_SAID = 300
-_ASSERTION_SECONDS = 120
 _NOTHING: Mapping[str, Secret] = MappingProxyType({})
 
 
@@ -49,7 +47,7 @@ class TokenReply(Struct, frozen=True):
     def reason(self) -> str:
         """Why it did not, in the server's own words as far as they can be shown."""
         words = [as_text(self.content.get(word)) for word in ("error", "error_description")]
-        said = strip_controls(": ".join(filter(None, words))).replace("\n", " ")[:_SAID]
+        said = strip_controls(": ".join(filter(None, words))).replace("\n", " ")[:300]
         return f"{said} ({self.status})" if said else f"it answered {self.status}"
 
 
@@ -88,7 +86,7 @@ async def take(
 def client_assertion(client_id: str, audience: str, key: str, algorithm: str, secrets: Mapping[str, str]) -> Secret:
     """Return a short-lived signature by the secret `key` that authenticates a client to one server (RFC 7523)."""
     now = int(time())
-    times = {"iat": now, "exp": now + _ASSERTION_SECONDS}
+    times = {"iat": now, "exp": now + 120}
     claims = {"iss": client_id, "sub": client_id, "aud": audience, "jti": uuid4().hex, **times}
     try:
         return Secret(jwt.encode(claims, reveal(key, secrets), algorithm))

@@ -12,7 +12,6 @@ from kiwi_mcp.primitives.http.addresses import host_port
 
 LISTED = 200
 """The maximum number of rows; beyond it, only totals are recorded."""
-_LONGEST = 253
 Verdict: TypeAlias = Literal["allowed", "denied", "failed"]
 _Key: TypeAlias = tuple[str, int, Verdict, str]
 _OTHERS: _Key = ("", 0, "denied", "")
@@ -62,7 +61,7 @@ class TrafficLog:
 
     def note(self, host: str, port: int, verdict: Verdict, reason: str = "") -> TrafficRow:
         """Count a connection, and return the row that its bytes belong to."""
-        shown = host[:_LONGEST].encode("ascii", errors="backslashreplace").decode()
+        shown = host[:253].encode("ascii", errors="backslashreplace").decode()
         key = (shown, port, verdict, reason)
         if key not in self._rows and len(self._rows) >= LISTED:
             row = self._others

@@ -12,7 +12,6 @@ from fcntl import ioctl
 _NS_GET_USERNS = 0xB701
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _IP_FREEBIND = 15
-_BACKLOG = 128
 _LONGEST = 64
 
 
@@ -41,7 +40,7 @@ def _answer(address: str, network: int, back: int) -> None:
             # The launcher may not have brought up the loopback interface yet, without which there is no such address.
             listener.setsockopt(socket.IPPROTO_IP, _IP_FREEBIND, 1)
             listener.bind((host, int(port)))
-            listener.listen(_BACKLOG)
+            listener.listen(128)
             socket.send_fds(reply, [b"done"], [listener.fileno()])
         except (OSError, ValueError) as fault:
             reply.send(str(fault).encode()[:_LONGEST])

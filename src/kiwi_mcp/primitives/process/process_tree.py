@@ -20,9 +20,6 @@ MARK = "KIWI_RUN"
 """The variable that names the run in the environment of everything it starts."""
 _SWEEP = 5.0
 """How long the killed may take to be gone, in seconds."""
-_MOMENT = 0.05
-_AT_ONCE_MS = 1
-_ROUNDS = 100
 _SET_CHILD_SUBREAPER = 36
 STAMPED = resource.RLIMIT_RTTIME
 """The limit that carries the stamp: only realtime processes are bound by it, and the numbers are days."""
@@ -111,7 +108,7 @@ class ProcessTree(Struct, frozen=True):
                     handles.append(os.pidfd_open(pid))
             exits = [exit_of(handle) for handle in handles]
             if exits:  # for a moment at most: others may have come by then
-                await asyncio.wait(exits, timeout=_MOMENT)
+                await asyncio.wait(exits, timeout=0.05)
             for exited in exits:
                 exited.cancel()
 
@@ -126,7 +123,7 @@ class ProcessTree(Struct, frozen=True):
                 os.kill(first, signal.SIGKILL)
             return [] if _ends_at_once(first) else [first]
         members: list[int] = []
-        for _ in range(_ROUNDS):
+        for _ in range(100):
             found = [pid for pid in _children() if pid != self.leader and self._is_member(pid)]
             # One that has ended is waited for: the first process of a sandbox ends a moment after its launcher.
             members = [pid for pid in found if not _has_ended(pid)]
@@ -159,7 +156,7 @@ def _ends_at_once(pid: int) -> bool:
         try:
             poll = select.poll()  # not `select`, which takes no descriptor above 1,023
             poll.register(handle, select.POLLIN)
-            poll.poll(_AT_ONCE_MS)
+            poll.poll(1)
         finally:
             os.close(handle)
     return _has_ended(pid)

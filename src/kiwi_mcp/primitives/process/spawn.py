@@ -122,7 +122,6 @@ def start(
 
 _ARGUMENT_LIMIT = 131_072
 """The most one argument or variable may have, by the kernel, in bytes."""
-_USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 def search_path(first: str = "") -> str:
@@ -130,7 +129,7 @@ def search_path(first: str = "") -> str:
 
     Relative folders are left out. They would refer to the project folder, where untrusted programs may be.
     """
-    return _absolute(first, os.environ.get("PATH", _USUAL_PATH))
+    return _absolute(first, os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin"))
 
 
 @lru_cache(maxsize=64)

@@ -195,14 +195,14 @@ class PipeReader:
         self._loop = asyncio.get_running_loop()
         self._descriptor = descriptor
         self._take = take
-        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self._is_open = True
         os.set_blocking(descriptor, False)
         self._loop.add_reader(descriptor, self.read)
 
     def read(self) -> None:
         """Read the data that is available now."""
         for _ in range(_AT_ONCE):
-            if self.ended.done():
+            if not self._is_open:
                 return
             try:
                 data = os.read(self._descriptor, _CHUNK)
@@ -215,10 +215,10 @@ class PipeReader:
 
     def close(self) -> None:
         """Stop reading."""
-        if not self.ended.done():
+        if self._is_open:
+            self._is_open = False
             self._loop.remove_reader(self._descriptor)
             os.close(self._descriptor)
-            self.ended.set_result(None)
 
 
 LONGEST_LINE = 16_000_000

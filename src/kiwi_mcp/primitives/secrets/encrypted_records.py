@@ -25,7 +25,6 @@ PATIENCE = 40.0
 """How long to wait for another process that changes a record, in seconds: longer than a request may take."""
 _MARK = b"kiwi sealed 1\n"
 _NONCE = 12
-_POLL = 0.05
 _LARGEST = 1_000_000
 _LOG_IN_AGAIN = "Log in again (`kiwi mcp login SERVER`), which replaces it."
 
@@ -129,7 +128,7 @@ async def _locked(lock: int, path: Path) -> None:
         except BlockingIOError:
             if monotonic() > end:
                 raise StoreUnavailable(f"Another process holds {path}.", suggestion="Try again.") from None
-            await asyncio.sleep(_POLL)
+            await asyncio.sleep(0.05)
         except OSError as error:
             raise unusable(path, error) from error
 

@@ -90,8 +90,8 @@ def _new_key(path: Path) -> bytes:
 
 
 SERVICE = "kiwi"
-_REAL = frozenset({"SecretService", "libsecret", "kwallet", "macOS", "Windows"})
 _BACKENDS = "keyring.backends."
+_REAL = frozenset({"SecretService", "libsecret", "kwallet", "macOS", "Windows"})
 _KEYRING_TIMEOUT = 60.0
 """How long a keyring may take, in seconds: it may have to ask its owner for a password."""
 _KEYRING_LOOKUP_TIMEOUT = 5.0

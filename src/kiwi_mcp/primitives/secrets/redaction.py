@@ -71,7 +71,6 @@ _PUBLIC = frozenset({"HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "PWD", "SHEL
 _LINE = 16
 """Shorter lines of a value that has several are not redacted by themselves."""
 _SMALL_NUMBER = lazy_pattern(r"[+-]?[0-9.]{1,7}")
-_URL_SAFE = "/:@!$&'()*+,;="
 
 
 def redact(text: str, secrets: Mapping[str, str]) -> str:
@@ -146,7 +145,7 @@ def _forms(value: bytes, text: str) -> Iterator[bytes]:
     yield text[::-1].encode(errors="surrogatepass")
     yield value.hex().encode()
     yield value.hex().upper().encode()
-    for safe in ("", "/", _URL_SAFE):
+    for safe in ("", "/", "/:@!$&'()*+,;="):
         quoted = quote_from_bytes(value, safe=safe)
         yield quoted.encode()
         yield quoted.replace("%20", "+").encode()

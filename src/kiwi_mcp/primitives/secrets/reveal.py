@@ -226,16 +226,13 @@ def parse_env(text: str) -> Mapping[str, str]:
     for line in re.split(r"\r\n|\r|\n", text):
         name, assigned, value = line.strip().removeprefix("export ").partition("=")
         if assigned and _VARIABLE.fullmatch(name.strip()):
-            found[name.strip()] = _assigned(value.strip())
+            plain = value.strip()
+            if plain[:1] in {'"', "'"}:
+                plain = plain[1:].partition(plain[0])[0]
+            else:
+                plain = "" if plain.startswith("#") else re.split(r"\s#", plain, maxsplit=1)[0].rstrip()
+            found[name.strip()] = plain
     return found
-
-
-def _assigned(text: str) -> str:
-    if text[:1] in {'"', "'"}:
-        return text[1:].partition(text[0])[0]
-    if text.startswith("#"):
-        return ""
-    return re.split(r"\s#", text, maxsplit=1)[0].rstrip()
 
 
 def _unreadable(path: Path, reason: str) -> InvalidRequest:
