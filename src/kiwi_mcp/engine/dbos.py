@@ -53,8 +53,15 @@ class DbosEngine:
         self._numbers = count(1)
         self._cleaned_at = monotonic() - _CLEANING
         self._fault: Exception | None = None
+
+        async def segment() -> str:
+            step = self._steps.get(str(DBOS.workflow_id))
+            if step is None:  # another worker began it, and only the lease says who continues it
+                return "elsewhere"
+            return await DBOS.run_step_async({"name": "run_to_wait", "preemptible": True}, step)
+
         # The thread counts its recoveries itself.
-        self._segment = DBOS.workflow(name="segment", max_recovery_attempts=None)(self._workflow())
+        self._segment = DBOS.workflow(name="segment", max_recovery_attempts=None)(segment)
         config: DBOSConfig = {
             "name": self._application,
             "system_database_engine": tables,
@@ -68,15 +75,6 @@ class DbosEngine:
             "log_level": "CRITICAL",
         }
         DBOS(config=config)
-
-    def _workflow(self) -> Callable[[], Coroutine[object, object, str]]:
-        async def segment() -> str:
-            step = self._steps.get(str(DBOS.workflow_id))
-            if step is None:  # another worker began it, and only the lease says who continues it
-                return "elsewhere"
-            return await DBOS.run_step_async({"name": "run_to_wait", "preemptible": True}, step)
-
-        return segment
 
     async def run_to_wait(self, advance: Callable[[], Awaitable[S]], thread_id: str, lease: int) -> S:
         """Advance a thread inside a workflow; raise `LeaseLost` if the workflow was cancelled."""
@@ -116,12 +114,6 @@ class DbosEngine:
         """
         if self._fault is not None:
             raise _unavailable("it cannot begin a workflow") from self._fault
-        try:
-            await self._sweep(live)
-        except Exception as error:
-            raise _unavailable("its tables cannot be read or written") from error
-
-    async def _sweep(self, live: Live) -> None:
         listed = partial(
             DBOS.list_workflows_async,
             application_name=self._application,
@@ -129,19 +121,20 @@ class DbosEngine:
             load_output=False,
             limit=_MOST,
         )
-        pending = await listed(status="PENDING")
-        others = {*await live()} - {self._process}
-        open_ = [one.workflow_id for one in pending if one.executor_id in others]
-        lost = {one.workflow_id for one in pending}.difference(open_, self._steps)
-        if lost:
-            await DBOS.cancel_workflows_async([*lost])
-        if monotonic() - self._cleaned_at >= _CLEANING:
-            before = (datetime.now(UTC) - _KEPT).isoformat()
-            old = await listed(status=_ENDED, completed_before=before)
-            if old:
-                await DBOS.delete_workflows_async([one.workflow_id for one in old])
-            if len(old) < _MOST:
-                self._cleaned_at = monotonic()
+        try:
+            pending = await listed(status="PENDING")
+            others = {*await live()} - {self._process}
+            open_ = [one.workflow_id for one in pending if one.executor_id in others]
+            if lost := {one.workflow_id for one in pending}.difference(open_, self._steps):
+                await DBOS.cancel_workflows_async([*lost])
+            if monotonic() - self._cleaned_at >= _CLEANING:
+                old = await listed(status=_ENDED, completed_before=(datetime.now(UTC) - _KEPT).isoformat())
+                if old:
+                    await DBOS.delete_workflows_async([one.workflow_id for one in old])
+                if len(old) < _MOST:
+                    self._cleaned_at = monotonic()
+        except Exception as error:
+            raise _unavailable("its tables cannot be read or written") from error
 
     async def aclose(self) -> None:
         """End the threads of DBOS, and close its tables."""
@@ -154,7 +147,13 @@ class DbosEngine:
 def open_engine(url: str, owner: str, process: str) -> DbosEngine:
     """Start DBOS beside a store: in the same PostgreSQL, or in a file beside that of SQLite."""
     try:
-        engine = DbosEngine(_sqlite(url) if url.startswith(_FILE) else _postgres(url), owner, process)
+        if url.startswith(_FILE):
+            tables = _sqlite(url)
+        else:
+            connect = partial(psycopg.connect, url, application_name="kiwi-dbos", connect_timeout=10)
+            pool = {"pool_size": 4, "max_overflow": 16}
+            tables = create_engine("postgresql+psycopg://", creator=connect, pool_pre_ping=True, **pool)
+        engine = DbosEngine(tables, owner, process)
         DBOS.launch()
     except Exception as error:  # it lets the errors of the driver pass
         DBOS.destroy(destroy_registry=True)
@@ -167,11 +166,6 @@ def _unavailable(reason: str) -> StoreUnavailable:
         f"The DBOS engine does not work: {reason}.",
         suggestion="Check that the user of the store may make tables there, or start the worker without `--engine`.",
     )
-
-
-def _postgres(url: str) -> Tables:
-    connect = partial(psycopg.connect, url, application_name="kiwi-dbos", connect_timeout=10)
-    return create_engine("postgresql+psycopg://", creator=connect, pool_size=4, max_overflow=16, pool_pre_ping=True)
 
 
 def _sqlite(url: str) -> Tables:

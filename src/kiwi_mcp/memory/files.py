@@ -1,15 +1,17 @@
-"""The files of a folder: which paths are allowed, reading, listing, searching, and what a change would do.
+"""The memory: which paths are allowed, reading, listing, searching, and one recorded change at a time.
 
 No path leaves the folder: every part is opened relative to the one before it, and links are refused.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import fcntl
 import os
 import stat
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from difflib import unified_diff
 from hashlib import sha256
@@ -17,6 +19,7 @@ from itertools import takewhile
 from operator import itemgetter
 from pathlib import Path
 from secrets import token_hex
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -141,33 +144,23 @@ def change_of(root: Path, action: str, given: JsonObject, tool_id: str) -> Chang
             path=path,
             version=found,
         )
-    after = _AFTER[action](tool_id, before, given)
+    after = None
+    if action == "write":
+        after = as_text(given.get("content")).encode()
+    elif before is None:
+        raise _missing(path)
+    elif action == "edit":
+        find, replacement = as_text(given.get("find")).encode(), as_text(given.get("replace")).encode()
+        if (count := before.count(find) if find else 0) != 1:
+            reason = f"occurs {count} times in the file" if find else "is empty"
+            fix = "Read the file, and send text that occurs exactly once, with the lines around it."
+            raise InvalidArguments(tool_id, [Issue("parameters.find", reason, fix)])
+        after = before.replace(find, replacement)
+    elif action != "delete":
+        raise ValueError(action)
     if after is not None and len(after) > MAX_BYTES:
         raise TooLarge(f"{path!r}", size=len(after), limit=MAX_BYTES)
     return Change(path, before, after)
-
-
-def _written(tool_id: str, before: bytes | None, given: JsonObject) -> bytes:  # noqa: ARG001 - one of three
-    return as_text(given.get("content")).encode()
-
-
-def _edited(tool_id: str, before: bytes | None, given: JsonObject) -> bytes:
-    find, replacement = as_text(given.get("find")).encode(), as_text(given.get("replace")).encode()
-    if before is None:
-        raise _missing(as_text(given.get("path")))
-    if (count := before.count(find) if find else 0) != 1:
-        reason = f"occurs {count} times in the file" if find else "is empty"
-        fix = "Read the file, and send text that occurs exactly once, with the lines around it."
-        raise InvalidArguments(tool_id, [Issue("parameters.find", reason, fix)])
-    return before.replace(find, replacement)
-
-
-def _deleted(tool_id: str, before: bytes | None, given: JsonObject) -> None:  # noqa: ARG001 - one of three
-    if before is None:
-        raise _missing(as_text(given.get("path")))
-
-
-_AFTER = {"write": _written, "edit": _edited, "delete": _deleted}
 
 
 def apply(root: Path, change: Change) -> None:
@@ -177,7 +170,9 @@ def apply(root: Path, change: Change) -> None:
         with _folder(root, folders) as folder:
             os.unlink(name, dir_fd=folder)
             os.fsync(folder)
-        _remove_empty(root, folders)
+        for depth in range(len(folders), 0, -1):
+            with suppress(OSError), _folder(root, folders[: depth - 1]) as folder:
+                os.rmdir(folders[depth - 1], dir_fd=folder)
         return
     draft = f".{token_hex(8)}"
     with _folder(root, folders, makes=True) as folder:
@@ -193,12 +188,6 @@ def apply(root: Path, change: Change) -> None:
                 os.unlink(draft, dir_fd=folder)
             raise
         os.fsync(folder)
-
-
-def _remove_empty(root: Path, folders: Sequence[str]) -> None:
-    for depth in range(len(folders), 0, -1):
-        with suppress(OSError), _folder(root, folders[: depth - 1]) as folder:
-            os.rmdir(folders[depth - 1], dir_fd=folder)
 
 
 def read_bytes(root: Path, path: str) -> bytes:
@@ -232,15 +221,14 @@ def read_text(root: Path, path: str) -> JsonObject:
 def list_files(root: Path, path: str, *, is_recursive: bool) -> JsonObject:
     """Return the entries of a folder."""
     parts_of(path)
-    entries = [_entry(*one) for one in _below(root, path, is_recursive=is_recursive)]
+    entries: list[Json] = []
+    for one, found in _below(root, path, is_recursive=is_recursive):
+        if stat.S_ISDIR(found.st_mode):
+            entries.append({"path": one, "type": "folder"})
+        else:
+            entries.append({"path": one, "type": "file", "size": found.st_size, "modified_at": _changed(found)})
     left = {"omitted_entries": len(entries) - _MOST_LISTED} if len(entries) > _MOST_LISTED else {}
     return {"path": path or ".", "entries": entries[:_MOST_LISTED], **left}
-
-
-def _entry(path: str, found: os.stat_result) -> JsonObject:
-    if stat.S_ISDIR(found.st_mode):
-        return {"path": path, "type": "folder"}
-    return {"path": path, "type": "file", "size": found.st_size, "modified_at": _changed(found)}
 
 
 def search_files(root: Path, query: str, path: str, *, in_names: bool) -> JsonObject:
@@ -338,3 +326,89 @@ def _missing(path: str) -> NotFound:
 def _changed(found: os.stat_result) -> str:
     at = datetime.fromtimestamp(found.st_mtime, UTC)
     return at.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+_PATIENCE = 10.0
+_PAUSE = 0.02
+
+
+class History(Protocol):
+    """The record of every change; the kernel provides it, because it starts `git`."""
+
+    async def open(self) -> None:
+        """Make the record if there is none; raise `Unavailable` if it cannot be kept."""
+
+    async def record(self, path: str, message: str) -> None:
+        """Record how a file, or the whole folder, is now; nothing if it is as it was recorded last."""
+
+    async def versions(self, path: str, limit: int) -> Sequence[JsonObject]:
+        """Return the changes of a file or a folder, the latest first."""
+
+    async def content(self, path: str, commit: str) -> bytes:
+        """Return a file as it was after a change."""
+
+
+class Memory(Struct, frozen=True):
+    """One memory folder and its history."""
+
+    root: Path
+    history: History
+
+    async def change(self, action: str, given: JsonObject, by: str) -> JsonObject:
+        """Write, edit or delete a file and record it; a change that cannot be recorded is taken back."""
+        async with self.opened():
+            change = await asyncio.to_thread(planned, self.root, action, given)
+            if change.before != change.after:
+                # What was changed with an editor, or by a process that was killed, gets an entry of its own.
+                await self.history.record(change.path, f"Changed outside Kiwi: {change.path}")
+                await self._apply(change)
+                try:
+                    await self.history.record(change.path, f"{action.capitalize()} {change.path}\n\nBy: {by}")
+                except (Exception, asyncio.CancelledError):
+                    await self._apply(Change(change.path, change.after, change.before))
+                    raise
+        if change.after is None:
+            return {"path": change.path, "deleted": True}
+        return {"path": change.path, "bytes_written": len(change.after), "version": version_of(change.after)}
+
+    async def _apply(self, change: Change) -> None:
+        try:
+            await asyncio.to_thread(apply, self.root, change)
+        except OSError as error:
+            raise cannot_open(self.root / change.path, error) from error
+
+    async def versions(self, path: str, limit: int, commit: str) -> JsonObject:
+        """Return the history of a path, or a file as it was after one change."""
+        parts_of(path)
+        async with self.opened():
+            await self.history.record(path or ".", f"Changed outside Kiwi: {path or 'memory'}")
+            if commit:
+                data = await self.history.content(path, commit)
+                return {"path": path, "commit": commit, "content": data.decode(errors="replace")}
+            return {"path": path or ".", "changes": [*await self.history.versions(path, limit)]}
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Keep other processes from changing the memory meanwhile; its folder and its history are made if need be."""
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise cannot_open(self.root, error) from error
+        try:
+            await _lock(folder)
+            await self.history.open()
+            yield
+        finally:
+            os.close(folder)
+
+
+async def _lock(folder: int) -> None:
+    for _ in range(round(_PATIENCE / _PAUSE)):
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            await asyncio.sleep(_PAUSE)
+        else:
+            return
+    raise Unavailable("Another process has been changing the memory for ten seconds.", suggestion="Try again.")

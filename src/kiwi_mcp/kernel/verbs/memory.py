@@ -23,8 +23,7 @@ from kiwi_mcp.kernel.memory_move import MemoryMove
 from kiwi_mcp.kernel.verb import ANYONE, OWNER, AnyJson, Argument, LongText, Option, Request, Response, verb
 from kiwi_mcp.kernel.view import Data, Hint, Notice, ViewItem, warning_rows
 from kiwi_mcp.manifest.home_config import memory_folder
-from kiwi_mcp.memory.files import list_files, read_text, search_files
-from kiwi_mcp.memory.memory import Memory
+from kiwi_mcp.memory.files import Memory, list_files, read_text, search_files
 
 _CHANGES = 20
 _MOST_BYTES = 64_000_000
