@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object
-from kiwi_mcp.drivers.environments.installer import foreign_env, named_indexes
+from kiwi_mcp.drivers.environments.installer import installer_env, named_indexes
 from kiwi_mcp.kernel import Answer
 
 Ask = Callable[..., Answer]
@@ -126,7 +126,7 @@ def test_the_installers_of_a_foreign_runtime_get_no_setting_and_reach_only_named
         "TOKEN": "secret",
         "LANG": "C",
     }
-    assert foreign_env(environ).keys() == {"LANG", "PATH", "NO_COLOR"}
+    assert installer_env(environ, is_shipped=False).keys() == {"LANG", "PATH", "NO_COLOR"}
     assert named_indexes(environ, ["GEM_INDEX"]).hosts == ("gems.example.com:443",)
     for name in ("WITH_PASSWORD", "TOKEN", "NOT_SET"):
         found = named_indexes(environ, [name])

@@ -7,7 +7,7 @@ process and waits for the owner for days. Both follow `CompositeProgress`; every
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct, UnsetType, to_builtins
@@ -103,51 +103,49 @@ class CompositeProgress:
         """Return the steps that can begin now."""
         if self.failure:
             return []
-        waiting = (step for step in self.composite.steps if step.id not in self._begun)
-        return [self._beginning(step) for step in waiting if self._can_begin(step)]
-
-    def _can_begin(self, step: CompositeStep) -> bool:
-        replaced = [one.id for one in self.composite.steps if one.stand_in == step.id]
-        return all(one in self.ends for one in replaced) and all(
-            self._is_settled(need) for need in step.depends_on() if need not in replaced
-        )
+        found: list[StepBegin] = []
+        for step in self.composite.steps:
+            replaced = [one.id for one in self.composite.steps if one.stand_in == step.id]
+            needs = (need for need in step.depends_on() if need not in replaced)
+            has_ended = all(one in self.ends for one in replaced) and all(map(self._is_settled, needs))
+            if has_ended and step.id not in self._begun:
+                found.append(self._beginning(step, [self.ends[one].status for one in replaced]))
+        return found
 
     def _is_settled(self, step_id: str) -> bool:
         end, stand_in = self.ends.get(step_id), self.steps[step_id].stand_in
         return end is not None and (end.status != "failed" or not stand_in or stand_in in self.ends)
 
-    def _beginning(self, step: CompositeStep) -> StepBegin:
-        replaced = [self.ends[one.id].status for one in self.composite.steps if one.stand_in == step.id]
+    def _beginning(self, step: CompositeStep, replaced: Sequence[str]) -> StepBegin:
+        """Return a step that begins; `replaced` has how the steps that it stands in for ended."""
         if replaced and "failed" not in replaced:
             return StepBegin(step.id, end=StepEnd("skipped"))
         try:
-            if isinstance(step.foreach, UnsetType):
-                known = self._scope()
-                if step.when and not self._holds(step.when, known):
-                    return StepBegin(step.id, end=StepEnd("skipped"))
-                return StepBegin(step.id, (self._call(step, step.id, known),))
-            return self._each(step)
+            if not isinstance(step.foreach, UnsetType):
+                return self._each(step, filled(step.foreach, self._scope()))
+            known = self._scope()
+            if step.when and not is_true(compiled(step.when), known.context()):
+                return StepBegin(step.id, end=StepEnd("skipped"))
+            return StepBegin(step.id, (self._call(step, step.id, known),))
         except StepFault as fault:
             return StepBegin(step.id, end=StepEnd("failed", code="invalid_input", message=str(fault)))
 
-    def _each(self, step: CompositeStep) -> StepBegin:
-        elements = filled(step.foreach if not isinstance(step.foreach, UnsetType) else [], self._scope())
-        if isinstance(elements, str | Mapping) or not isinstance(elements, list | tuple):
+    def _each(self, step: CompositeStep, elements: Json) -> StepBegin:
+        if not isinstance(elements, list | tuple):
             raise StepFault(f"`foreach` needs a list, and it is {compact(elements)[:60]}.")
-        if len(elements) > MAX_ELEMENTS:
-            raise StepFault(f"`foreach` has {len(elements):,} elements; at most {MAX_ELEMENTS:,} are possible.")
-        scopes = [self._scope(item=item, index=index) for index, item in enumerate(elements)]
-        wanted = [(n, one) for n, one in enumerate(scopes) if not step.when or self._holds(step.when, one)]
-        calls = tuple(self._call(step, f"{step.id}.{n}", one) for n, one in wanted)
-        return StepBegin(step.id, calls, len(scopes), None if calls else StepEnd("ok", result=[None] * len(scopes)))
+        if (size := len(elements)) > MAX_ELEMENTS:
+            raise StepFault(f"`foreach` has {size:,} elements; at most {MAX_ELEMENTS:,} are possible.")
+        scopes = {f"{step.id}.{n}": self._scope(item=item, index=n) for n, item in enumerate(elements)}
+        if step.when:
+            when = compiled(step.when)
+            scopes = {call_id: known for call_id, known in scopes.items() if is_true(when, known.context())}
+        calls = tuple(self._call(step, call_id, known) for call_id, known in scopes.items())
+        return StepBegin(step.id, calls, size, None if calls else StepEnd("ok", result=[None] * size))
 
     def _call(self, step: CompositeStep, call_id: str, known: StepScope) -> StepCall:
         if step.ask and step.tool:  # its parameters may have the answer
             return StepCall(call_id)
         return StepCall(call_id, as_object(filled(step.parameters, known)))
-
-    def _holds(self, when: str, known: StepScope) -> bool:
-        return is_true(compiled(when), known.context())
 
     def begin(self, one: StepBegin) -> None:
         """Note that a step has begun."""
@@ -181,22 +179,22 @@ class CompositeProgress:
             return False
         self._results[call_id] = end
         begun = self._begun[step.id]
-        if all(call.id in self._results for call in begun.calls):
-            self.ends[step.id] = self._ended(begun)
-        return True
-
-    def _ended(self, begun: StepBegin) -> StepEnd:
+        if not all(call.id in self._results for call in begun.calls):
+            return True
         ends = {call.id: self._results[call.id] for call in begun.calls}
-        runs = tuple(end.run_id for end in ends.values() if end.run_id)
-        bad = next((end for end in ends.values() if not end.is_ok), None)
-        if begun.size is None:
-            result = ends[begun.id].value
-        else:
-            found = [ends.get(f"{begun.id}.{n}") for n in range(begun.size)]
-            result = [end.value if end and end.is_ok else None for end in found]
+        runs = tuple(one.run_id for one in ends.values() if one.run_id)
+        bad = next((one for one in ends.values() if not one.is_ok), None)
+        result: Json = None
+        if begun.size is not None:
+            found = [ends.get(f"{step.id}.{n}") for n in range(begun.size)]
+            result = [one.value if one and one.is_ok else None for one in found]
+        elif not bad:
+            result = ends[step.id].value
         if bad:
-            return StepEnd("failed", result if begun.size is not None else None, bad.code, bad.message, runs)
-        return StepEnd("ok", result, runs=runs)
+            self.ends[step.id] = StepEnd("failed", result, bad.code, bad.message, runs)
+        else:
+            self.ends[step.id] = StepEnd("ok", result, runs=runs)
+        return True
 
     def _scope(self, **more: Json) -> StepScope:
         return StepScope({**self._known, **more, "steps": {one: self._shown(one) for one in self.ends}})

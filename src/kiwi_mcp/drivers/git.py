@@ -24,10 +24,13 @@ _CAREFUL = (
     ) for word in ("-c", setting)),
 )  # fmt: skip
 """A repository's own settings may name programs: none of them is started, and nothing is fetched."""
-_IDENTITY = {
-    f"GIT_{who}_{word}": value
-    for who in ("AUTHOR", "COMMITTER")
-    for word, value in (("NAME", "Kiwi"), ("EMAIL", "kiwi@localhost"))
+_ENV = {
+    "LC_ALL": "C",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_ALLOW_PROTOCOL": "none",
+    **{f"GIT_{role}_NAME": "Kiwi" for role in ("AUTHOR", "COMMITTER")},
+    **{f"GIT_{role}_EMAIL": "kiwi@localhost" for role in ("AUTHOR", "COMMITTER")},
 }
 
 
@@ -35,10 +38,13 @@ async def run_git(
     words: Sequence[str], cwd: str, stdin: bytes = b"", env: Mapping[str, str] | None = None
 ) -> ProcessResult:
     """Run git in a folder, and return how it ended."""
+    homes = {"HOME": os.environ.get("HOME", ""), "XDG_CONFIG_HOME": os.environ.get("XDG_CONFIG_HOME", "")}
+    known = {**{name: value for name, value in homes.items() if value}, **(env or {})}
     spec = ProcessSpec(
         argv=("git", *_CAREFUL, *words),
         cwd=cwd,
-        env={**_env(), **{name: escape(value) for name, value in (env or {}).items()}},
+        # What git sees: where the owner's own settings are, for what they ignore, and no other variable.
+        env={"PATH": escape(search_path()), **_ENV, **{name: escape(value) for name, value in known.items()}},
         stdin=stdin,
         timeout=SECONDS,
         output_limit=_MOST_OUTPUT,
@@ -51,17 +57,3 @@ def git_failed(word: str, result: ProcessResult) -> Unavailable:
     said = result.stderr.decode(errors="replace").strip().partition("\n")[0].rstrip(".")
     reason = f"took longer than {SECONDS:.0f} seconds" if result.timed_out else said or "failed"
     return Unavailable(f"`git {word}`: {reason}.", suggestion="See that `git status` works in the project.")
-
-
-def _env() -> Mapping[str, str]:
-    """Return what git sees: where the owner's own settings are, for what they ignore, and no other variable."""
-    homes = {"HOME": os.environ.get("HOME", ""), "XDG_CONFIG_HOME": os.environ.get("XDG_CONFIG_HOME", "")}
-    return {
-        "PATH": escape(search_path()),
-        "LC_ALL": "C",
-        "GIT_TERMINAL_PROMPT": "0",
-        "GIT_NO_LAZY_FETCH": "1",
-        "GIT_ALLOW_PROTOCOL": "none",
-        **_IDENTITY,
-        **{name: escape(value) for name, value in homes.items() if value},
-    }

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
@@ -94,7 +94,8 @@ class GitCopy:
         """Return a copy of a git folder; None where git does not work there, or only some files are checked out."""
         copy = cls(git, home)
         try:
-            settings = await copy._settings()
+            listed = (await copy._ask("config", "--list", "-z")).decode(errors="replace")
+            settings = dict(line.partition("\n")[::2] for line in listed.split("\0") if line)
             if settings.get("core.sparsecheckout") == "true":
                 return None
             await asyncio.to_thread(copy._create, settings, await copy._ask("rev-parse", "--show-object-format"))
@@ -132,15 +133,19 @@ class GitCopy:
                 warn(f"What was changed in {self.git} was not taken over: {reason}")
 
     async def _take(self, made: RepositoryState) -> None:
-        known = self._known
+        known, is_replaced = self._known, made.index != self._known.index
         await asyncio.to_thread(self._stage)
         changed = {name: one for name, one in made.refs.items() if known.refs.get(name) != one}
         gone = [name for name in known.refs if name.startswith(_TAKEN) and name not in made.refs]
         tips = {*changed.values(), *([made.head] if _ID.fullmatch(made.head) else [])}
-        entries, blobs = await self._index_entries() if made.index != known.index else (b"", set[str]())
+        entries, blobs = b"", set[str]()
+        if is_replaced:
+            # The entries of the server's index, and the contents in it that the owner's index does not have.
+            entries = await self._ask("ls-files", "-s", "-z", env={"GIT_INDEX_FILE": str(self._staged / "index")})
+            blobs = {*_contents(entries)} - {*_contents(await self._ask("ls-files", "-s", "-z"))}
         await self._bring_objects({*tips, *blobs})
-        with self._locked_index(made.index):
-            if made.index != known.index:
+        with _locked_index(f"{self.git}/index", known.index, is_replaced=is_replaced):
+            if is_replaced:
                 own = {"GIT_INDEX_FILE": str(self._staged / "new")}
                 (self._staged / "new").unlink(missing_ok=True)
                 # `update-index` writes nothing where there is no entry.
@@ -166,16 +171,6 @@ class GitCopy:
         else:
             raise Unavailable("the head is neither a branch nor a commit.", suggestion="Check out a branch.")
 
-    def _locked_index(self, index: str) -> _IndexLock:
-        return _IndexLock(f"{self.git}/index", self._known.index, is_replaced=index != self._known.index)
-
-    async def _index_entries(self) -> tuple[bytes, set[str]]:
-        """Return the entries of the server's index, and the contents in it that the owner's index does not have."""
-        own = {"GIT_INDEX_FILE": str(self._staged / "index")}
-        entries = await self._ask("ls-files", "-s", "-z", env=own)
-        known = {*_contents(await self._ask("ls-files", "-s", "-z"))}
-        return entries, {*_contents(entries)} - known
-
     async def _bring_objects(self, wanted: set[str]) -> None:
         """Add what some objects consist of to the repository, once git has checked each of them."""
         if not wanted:
@@ -200,10 +195,6 @@ class GitCopy:
     def _mine(state: RepositoryState) -> RepositoryState:
         refs = {name: one for name, one in state.refs.items() if name.startswith(_TAKEN)}
         return RepositoryState(state.head, refs, state.index)
-
-    async def _settings(self) -> Mapping[str, str]:
-        listed = (await self._ask("config", "--list", "-z")).decode(errors="replace")
-        return dict(line.partition("\n")[::2] for line in listed.split("\0") if line)
 
     def _create(self, settings: Mapping[str, str], algorithm: bytes) -> None:
         inner = (OBJECTS, "modules", "objects/info", "objects/pack", "info")
@@ -234,8 +225,7 @@ class GitCopy:
         if index is not None and sha256(index).hexdigest() != state.index:
             raise Unavailable("the index changes at this moment.", suggestion="Call again.")
         texts = {"HEAD": os.fsencode(f"{state.head}\n"), "packed-refs": os.fsencode(packed), "index": index}
-        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with _opened(self.folder) as folder:
             for name in ("refs", *texts):
                 self._discard(folder, name)
             os.mkdir("refs", 0o755, dir_fd=folder)
@@ -244,8 +234,6 @@ class GitCopy:
                     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                     with os.fdopen(os.open(name, flags, 0o644, dir_fd=folder), "wb") as file:
                         file.write(data)
-        finally:
-            os.close(folder)
 
     def _discard(self, folder: int, name: str) -> None:
         """Move what the server has under a name out of its reach, and delete it."""
@@ -259,8 +247,7 @@ class GitCopy:
 
     def _read_copy(self) -> RepositoryState:
         """Return what the server has made of the copy. No link is followed, and git is not asked."""
-        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with _opened(self.folder) as folder:
             packed = _read(folder, "packed-refs").decode(errors="surrogateescape").splitlines()
             rows = (line.partition(" ") for line in packed if not line.startswith(("#", "^")))
             refs = {name: one for one, _, name in rows}
@@ -272,8 +259,6 @@ class GitCopy:
                     raise _too_large()
             head = _read(folder, "HEAD").decode(errors="surrogateescape").strip()
             index = _read(folder, "index")
-        finally:
-            os.close(folder)
         (self._staged / "index").write_bytes(index)
         made = self._mine(RepositoryState(head, refs, sha256(index).hexdigest() if index else ""))
         if odd := next((name for name, one in made.refs.items() if not _ID.fullmatch(one) or "\0" in name), None):
@@ -282,8 +267,8 @@ class GitCopy:
 
     def _stage(self) -> None:
         """Copy new objects of the server to where it cannot change them."""
-        folder, total = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), 0
-        try:
+        total = 0
+        with _opened(self.folder) as folder:
             for count, (where, files, at) in enumerate(_walk(folder, "objects")):
                 for name in files:
                     target = self._staged / where / name
@@ -294,8 +279,6 @@ class GitCopy:
                         target.write_bytes(data)
                 if total > _MOST_BYTES or count > _MOST_FILES:
                     raise _too_large()
-        finally:
-            os.close(folder)
 
     async def _ask(self, *words: str, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> bytes:
         work = os.path.dirname(self.git)  # noqa: PTH120 - text
@@ -306,25 +289,32 @@ class GitCopy:
         return result.stdout
 
 
-class _IndexLock:
-    """The lock of the owner's index, as git takes it; at the end the lock replaces the index."""
+@contextmanager
+def _locked_index(index: str, known: str, *, is_replaced: bool) -> Iterator[None]:
+    """Lock the owner's index as git does; at the end, a file that replaces the index may stand in the lock's place."""
+    lock = Path(f"{index}.lock")
+    os.close(os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+    if is_replaced and _digest(index) != known:
+        lock.unlink()
+        raise Unavailable("the index was changed by another program.", suggestion="Call again.")
+    try:
+        yield
+    except BaseException:
+        lock.unlink(missing_ok=True)
+        raise
+    if is_replaced:
+        lock.replace(index)
+    else:
+        lock.unlink(missing_ok=True)
 
-    def __init__(self, index: str, known: str, *, is_replaced: bool) -> None:
-        self._index, self._known, self._is_replaced = index, known, is_replaced
 
-    def __enter__(self) -> None:
-        lock = os.open(f"{self._index}.lock", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        os.close(lock)
-        if self._is_replaced and _digest(self._index) != self._known:
-            Path(f"{self._index}.lock").unlink()
-            raise Unavailable("the index was changed by another program.", suggestion="Call again.")
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        lock = Path(f"{self._index}.lock")
-        if kind is None and self._is_replaced:
-            lock.replace(self._index)
-        else:
-            lock.unlink(missing_ok=True)
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield opened
+    finally:
+        os.close(opened)
 
 
 def _contents(entries: bytes) -> Iterator[str]:

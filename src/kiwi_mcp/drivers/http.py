@@ -23,7 +23,6 @@ from kiwi_mcp.drivers.driver import Dispatch
 from kiwi_mcp.drivers.output import NotJsonOutput, parse
 from kiwi_mcp.manifest.templates import (
     ABSENT,
-    Piece,
     Values,
     defaulted,
     pieces,
@@ -83,7 +82,7 @@ def _count(value: Json) -> int:
     return total
 
 
-_FIRST_FAILURE, _KEY = 400, "Idempotency-Key"
+_FIRST_FAILURE = 400
 _HINTS = {
     401: "The service does not accept the credentials: look at the variables the tool uses (`why`).",
     403: "The service refuses these credentials for this request.",
@@ -115,40 +114,27 @@ class Http:
     ) -> Outcome:
         """Send the request and give its reply as a result."""
         assert isinstance(plan.spec, HttpSpec)  # noqa: S101 - bind above makes no other
-        ledger, spec = TrafficLog(), _with_key(plan.spec, caller)
+        ledger, spec, report = TrafficLog(), plan.spec, caller.report
+        if caller.journal is not None:
+            caller.journal.confirm()
+            # The key is the same whenever this call of a thread is repeated.
+            if not any(name.lower() == "idempotency-key" for name in spec.headers):
+                spec = replace(spec, headers={**spec.headers, "Idempotency-Key": caller.origin.key})
         try:
-            if spec.stream:
-                received = await _collect(spec, secrets, caller.report, ledger)
-                return Outcome("success", result=received, sent=ledger.to_json())
-            reply = await client.send(spec, secrets=secrets, report=caller.report, ledger=ledger)
+            if not spec.stream:
+                reply = await client.send(spec, secrets=secrets, report=report, ledger=ledger)
+                return replace(_outcome(reply, as_text(plan.facts.get("response_transform"))), sent=ledger.to_json())
+            received: list[Json] = []
+            async with aclosing(_stream(spec, secrets, report, ledger)) as stream:
+                async for item in stream:
+                    received.append(item)
+                    report(Progress(f"{len(received)} received", done=len(received)))
+            return Outcome("success", received, sent=ledger.to_json())
         except KiwiError as error:
-            if error.details.get("cause") == "timeout":
-                sent, response = ledger.to_json(), error.details
-                return Outcome(
-                    "timeout", message=error.message, suggestion=error.suggestion, details=response, sent=sent
-                )
-            raise
-        return replace(_outcome(reply, as_text(plan.facts.get("response_transform"))), sent=ledger.to_json())
-
-
-def _with_key(spec: HttpSpec, caller: Caller) -> HttpSpec:
-    """Return the request of a thread's call with the key that is the same whenever the call is repeated."""
-    if caller.journal is None:
-        return spec
-    caller.journal.confirm()
-    if any(name.lower() == _KEY.lower() for name in spec.headers):
-        return spec
-    return replace(spec, headers={**spec.headers, _KEY: caller.origin.key})
-
-
-async def _collect(spec: HttpSpec, secrets: Mapping[str, str], report: Report, ledger: TrafficLog) -> Json:
-    """Return everything a stream sends, up to the limits of the plan."""
-    received: list[Json] = []
-    async with aclosing(_stream(spec, secrets, report, ledger)) as stream:
-        async for item in stream:
-            received.append(item)
-            report(Progress(f"{len(received)} received", done=len(received)))
-    return received
+            if error.details.get("cause") != "timeout":
+                raise
+            sent, details = ledger.to_json(), error.details
+            return Outcome("timeout", message=error.message, suggestion=error.suggestion, details=details, sent=sent)
 
 
 async def _stream(
@@ -205,13 +191,16 @@ def _parsed(text: str) -> Json:
 
 _SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 _SOCKET_SCHEMES = {"ws", "wss"}
+_STREAMS: Mapping[str, Literal["sse", "lines"]] = {"sse": "sse", "lines": "lines"}
 
 
 def bind_request(chain: Chain, inputs: JsonObject) -> Plan:
     """Return the plan of an api tool: the one request that its words and these inputs make."""
     tool = chain.tool
     config = tool.manifest.config
-    spec = _request(config, _values(tool.manifest.parameters, inputs))
+    # A declared parameter that was not sent is absent, which is not the same as null.
+    declared = as_object(tool.manifest.parameters.get("properties"))
+    spec = _request(config, {**dict.fromkeys(declared, ABSENT), **inputs})
     effect = tool.manifest.effect or ("idempotent" if spec.method in _SAFE_METHODS else "at_most_once")
     sent: Json = [spec.url, dict(spec.headers), spec.body, list(spec.basic or ())]
     return Plan(
@@ -228,23 +217,23 @@ def bind_request(chain: Chain, inputs: JsonObject) -> Plan:
     )
 
 
-def _values(schema: JsonObject, inputs: JsonObject) -> Values:
-    # A declared parameter that was not sent is absent, which is not the same as null.
-    declared = as_object(schema.get("properties"))
-    return {**dict.fromkeys(declared, ABSENT), **inputs}
-
-
 def _request(config: JsonObject, values: Values) -> HttpSpec:
     auth = as_object(config.get("auth"))
-    template = as_text(config.get("url_template")) or as_text(config.get("url"))
-    url = render_url(_with_query(template, {**as_object(config.get("query")), **_auth_query(auth)}), values)
+    variable = as_text(auth.get("env_var"))
+    secret = f"${{{variable}}}" if variable else as_text(auth.get("token")) or as_text(auth.get("key"))
+    query = dict(as_object(config.get("query")))
+    if auth.get("type") == "api_key" and auth.get("in") == "query":
+        query[as_text(auth.get("name"))] = secret
+    url = render_url(_with_query(as_text(config.get("url_template")) or as_text(config.get("url")), query), values)
+    written = {**as_object(config.get("headers")), **auth_headers(auth, secret)}
+    headers = {name: render_header(text_of(template), values) for name, template in written.items()}
     body = render(config.get("send", config.get("body_template")), values)
     is_socket = urlsplit(url).scheme in _SOCKET_SCHEMES
     defaults = HttpSpec(method="GET", url="")
     return HttpSpec(
         method=as_text(config.get("method")).upper() or "GET",
         url=url,
-        headers=_headers({**as_object(config.get("headers")), **auth_headers(auth, _secret(auth))}, values),
+        headers={name: value for name, value in headers.items() if value is not None},
         body=body,
         has_body=body is not None,
         timeout=_number(config.get("timeout"), defaults.timeout),
@@ -252,17 +241,9 @@ def _request(config: JsonObject, values: Values) -> HttpSpec:
         max_redirects=int(_number(config.get("max_redirects"), defaults.max_redirects)),
         max_events=int(_number(config.get("max_events"), 1 if is_socket else defaults.max_events)),
         retry=_retry(config.get("retry")),
-        stream="websocket" if is_socket else _stream_word(config.get("stream")),
+        stream="websocket" if is_socket else _STREAMS.get(as_text(config.get("stream")), ""),
         basic=basic_auth(auth),
     )
-
-
-def _stream_word(word: Json) -> Literal["", "sse", "lines"]:
-    match word:
-        case "sse" | "lines":
-            return word
-        case _:
-            return ""
 
 
 def _with_query(url: str, query: JsonObject) -> str:
@@ -276,21 +257,16 @@ def _with_query(url: str, query: JsonObject) -> str:
 
 def _encoded(template: str) -> str:
     # The text between placeholders is percent-encoded here; what fills them is encoded when the URL is rendered.
-    def written(piece: Piece) -> str:
+    written = []
+    for piece in pieces(template):
         match piece.kind:
             case "text":
-                return quote(piece.text, safe="")
+                written.append(quote(piece.text, safe=""))
             case "name":
-                return f"{{{piece.text}}}"
+                written.append(f"{{{piece.text}}}")
             case _:
-                return piece.text
-
-    return "".join(map(written, pieces(template)))
-
-
-def _headers(written: JsonObject, values: Values) -> dict[str, str]:
-    rendered = {name: render_header(text_of(template), values) for name, template in written.items()}
-    return {name: value for name, value in rendered.items() if value is not None}
+                written.append(piece.text)
+    return "".join(written)
 
 
 def auth_headers(auth: JsonObject, secret: str) -> Mapping[str, str]:
@@ -304,32 +280,20 @@ def auth_headers(auth: JsonObject, secret: str) -> Mapping[str, str]:
             return {}
 
 
-def _auth_query(auth: JsonObject) -> JsonObject:
-    is_in_query = auth.get("type") == "api_key" and auth.get("in") == "query"
-    return {as_text(auth.get("name")): _secret(auth)} if is_in_query else {}
-
-
 def basic_auth(auth: JsonObject) -> tuple[str, str] | None:
     """Return the user name and the password, if the `auth` of a manifest has them."""
     return (as_text(auth.get("username")), as_text(auth.get("password"))) if auth.get("type") == "basic" else None
 
 
-def _secret(auth: JsonObject) -> str:
-    variable = as_text(auth.get("env_var"))
-    return f"${{{variable}}}" if variable else as_text(auth.get("token")) or as_text(auth.get("key"))
-
-
 def _retry(written: Json) -> Retry:
+    words, known = as_object(written), Retry()
     if isinstance(written, int):
         return Retry(attempts=written + 1)
-    words = as_object(written)
     if not words:
-        return Retry()
-    known = Retry()
-    statuses = tuple(status for status in as_list(words.get("statuses")) if isinstance(status, int))
+        return known
     return Retry(
         attempts=int(_number(words.get("attempts"), 3)),
-        statuses=statuses or known.statuses,
+        statuses=tuple(one for one in as_list(words.get("statuses")) if isinstance(one, int)) or known.statuses,
         delay=_number(words.get("delay"), known.delay),
         max_delay=_number(words.get("max_delay"), known.max_delay),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import NoReturn
 
@@ -40,7 +39,14 @@ def parse(output: bytes) -> ParsedOutput:
         raise NotJsonOutput(str(error)) from error
     if text.count("[") + text.count("{") > _DEEPEST and _depth(value) > _DEEPEST:
         raise NotJsonOutput(f"it is nested more than {_DEEPEST} levels deep")
-    return _whole(value, is_repaired=is_repaired) if _SURROGATE.search(text) else ParsedOutput(value, is_repaired)
+    if _SURROGATE.search(text):
+        # Escapes can write lone surrogates, which no file or protocol can carry.
+        whole = json.dumps(value, ensure_ascii=False)
+        try:
+            whole.encode("utf-8")
+        except UnicodeEncodeError:
+            return ParsedOutput(json.loads(whole.encode("utf-8", errors="replace")), is_repaired=True)
+    return ParsedOutput(value, is_repaired)
 
 
 def json_or_text(output: bytes) -> ParsedOutput:
@@ -74,23 +80,11 @@ def _finite(digits: str) -> float:
 def _depth(value: Json) -> int:
     """Return how deep a value is nested, counted without recursion."""
     level, depth = [value], 0
-    while level := [child for node in level for child in _children(node)]:
+    while level := [
+        child
+        for node in level
+        if isinstance(node, dict | list)
+        for child in (node.values() if isinstance(node, dict) else node)
+    ]:
         depth += 1
     return depth
-
-
-def _children(node: Json) -> Iterable[Json]:
-    if isinstance(node, dict):
-        return node.values()
-    return node if isinstance(node, list) else ()
-
-
-def _whole(value: Json, *, is_repaired: bool) -> ParsedOutput:
-    """Return the value without lone surrogates, which escapes can write and no file or protocol can carry."""
-    text = json.dumps(value, ensure_ascii=False)
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        repaired: Json = json.loads(text.encode("utf-8", errors="replace"))
-        return ParsedOutput(repaired, is_repaired=True)
-    return ParsedOutput(value, is_repaired)

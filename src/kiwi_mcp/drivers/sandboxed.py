@@ -1,7 +1,7 @@
-"""Held processes: what a process is left with where it is confined, its run to the end, or its talk while it lives.
+"""Sandboxed processes: each runs in the sandbox that its profile asks for, to its end or in a conversation.
 
-What this machine can hold processes by is found out once, when the first process asks for it. A process that cannot be
-held as was asked is not run.
+Which backends work on this machine is tested once, when the first process needs one. A process that cannot be isolated
+as asked is not run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from kiwi_mcp.sandbox.process_setup import refuse_hosts, refuse_without_gate
 from kiwi_mcp.sandbox.quarantine import Findings, NameWatch
 
 _log = logging.getLogger("kiwi")
-_MOST_TOLD = 3
+_MOST_DENIED = 3
 _HOSTS = (
     "If the item is to reach it, name it in its manifest: `needs: {hosts: [name:port]}`; "
     "an address that is not public needs `hosts.allow` of the policy besides."
@@ -79,7 +79,7 @@ class Sandbox(Struct, frozen=True):
         confirm: Callable[[], None] | None = None,
         lent: tuple[int, ...] = (),
     ) -> subprocess.ProcessResult:
-        """Run a process confined; where what should have held it failed, it was not run, and that is raised.
+        """Run a process in the sandbox; if the sandbox failed, the process was not run, and that is raised.
 
         `confirm` is called immediately before it starts, and raises if it may not start any more. `lent` are
         descriptors that it is given besides.
@@ -97,19 +97,19 @@ class Sandbox(Struct, frozen=True):
             if lent:
                 handover = replace(handover, descriptors=(*handover.descriptors, *lent))
             result = await subprocess.run(
-                confined.spec,
-                secrets=secrets,
-                report=report,
-                handover=handover,
-                watch=watch,
-                confirm=confirm,
+                confined.spec, secrets=secrets, report=report, handover=handover, watch=watch, confirm=confirm
             )
-            try:
-                confined.check(result)
-            except IsolationUnavailable:
-                _forget(self.state)
-                raise
+            self._check(confined, result)
             return result
+
+    def _check(self, confined: Launch, result: subprocess.ProcessResult | stdio_process.ProcessExit) -> None:
+        """Raise that a sandbox failed; then the backends are tested again before the next process starts."""
+        try:
+            confined.check(result)
+        except IsolationUnavailable:
+            _found.pop(self.state, None)
+            forget(self.state)
+            raise
 
     def _watch_of(self, confined: Launch) -> Callable[[], str] | None:
         """Return what watches a process: the quota of the folders that it writes to, and its memory."""
@@ -140,15 +140,11 @@ class Sandbox(Struct, frozen=True):
                     yield process, confined.is_whole
             finally:
                 if process is not None:
-                    try:
-                        confined.check(process.ended())
-                    except IsolationUnavailable:
-                        _forget(self.state)
-                        raise
+                    self._check(confined, process.ended())
 
     def tell(self, outcome: Outcome, asked: Level) -> Outcome:
-        """Return the outcome with how its process was held, and what its manifests had asked for."""
-        held = {
+        """Return the outcome with how its process was isolated, and what its manifests had asked for."""
+        isolation = {
             "asked": asked,
             "used": self.profile.level,
             "backend": self.backend_report.backend.name,
@@ -158,14 +154,14 @@ class Sandbox(Struct, frozen=True):
             "provenance": self.profile.provenance,
         }
         network = {"network": self.traffic.to_json()} if self.traffic.is_kept else {}
-        details, warnings = {**outcome.details, "isolation": held, **network}, outcome.warnings
+        details, warnings = {**outcome.details, "isolation": isolation, **network}, outcome.warnings
         if self.watch is not None:
             found = self.watch.take_news()
             warnings = (*warnings, *found.warnings())
             details |= found.to_json()
         suggestion = outcome.suggestion
         if not outcome.is_success and (denied := self.traffic.denials()):
-            suggestion = f"The proxy denied {', '.join(denied[:_MOST_TOLD])}. {_HOSTS} {suggestion}".strip()
+            suggestion = f"The proxy denied {', '.join(denied[:_MOST_DENIED])}. {_HOSTS} {suggestion}".strip()
         return replace(outcome, details=details, suggestion=suggestion, warnings=warnings)
 
     def _certified(self, spec: ProcessSpec) -> ProcessSpec:
@@ -234,7 +230,7 @@ async def backend_for(profile: SandboxProfile, space: Space) -> BackendReport:
     if known is not None and known[0] is _found.get(space.cache):
         return known[1]
     try:
-        found = await _examined(space.cache)
+        found = await backend_reports(space)
         backend = choose(profile.level, found)
     except IsolationUnavailable:
         # What is missing may be installed while Kiwi runs.
@@ -249,7 +245,7 @@ def _watch(profile: SandboxProfile, space: Space) -> NameWatch | None:
 
     Kiwi's own folders are left out: what is installed there brings settings that no other program reads.
     """
-    if not profile.writable or profile.level not in {"sandboxed", "restricted"}:
+    if profile.level not in {"sandboxed", "restricted"}:
         return None
     (_, user), (cache, *_) = _around(space)
     watched = [path for path in profile.writable if not any(map(Path(path).is_relative_to, (user, cache)))]
@@ -289,22 +285,19 @@ def check_level(level: Level, space: Space) -> str:
 
 
 async def backend_reports(space: Space) -> tuple[BackendReport, ...]:
-    """Return what this machine can hold processes by; the first time, tests on it find out."""
-    return await _examined(space.cache)
-
-
-def known_backend_reports(space: Space) -> tuple[BackendReport, ...] | None:
-    """Return what this machine can hold processes by, as it was found before; None where it was not tested yet."""
-    return _found.get(space.cache) or recall(backends(), space.cache)
-
-
-async def _examined(state: Path) -> tuple[BackendReport, ...]:
+    """Return the backends of this machine; the first time, tests find out what they can do."""
+    state = space.cache
     if (found := _found.get(state)) is not None:
         return found
     async with _locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
         if state not in _found:
             _found[state] = await examine(backends(owner_map=_owner_map()), state, _run)
         return _found[state]
+
+
+def known_backend_reports(space: Space) -> tuple[BackendReport, ...] | None:
+    """Return the backends of this machine, as they were tested before; None where they were not."""
+    return _found.get(space.cache) or recall(backends(), space.cache)
 
 
 async def _run(confined: Launch) -> subprocess.ProcessResult:
@@ -315,9 +308,3 @@ async def _run(confined: Launch) -> subprocess.ProcessResult:
 def _owner_map() -> int | None:
     # Kept open for as long as this process lives: every sandbox that root starts needs it.
     return owner_map(UNPRIVILEGED_ID)
-
-
-def _forget(state: Path) -> None:
-    """Test the backends again before the next process starts."""
-    _found.pop(state, None)
-    forget(state)

@@ -66,9 +66,9 @@ def test_dependencies_of_node_come_from_package_json(bench: Bench) -> None:
 
 def test_an_installer_sees_its_index_settings_and_no_secret() -> None:
     passed = {"UV_INDEX_URL": "u", "HTTPS_PROXY": "p", "no_proxy": "n", "SSL_CERT_FILE": "c"}
-    seen = installer_env({**passed, "OPENAI_API_KEY": "k", "PYTHONPATH": "p", "PATH": "/bin"})
+    seen = installer_env({**passed, "OPENAI_API_KEY": "k", "PYTHONPATH": "p", "PATH": "/bin"}, is_shipped=True)
     assert seen.keys() - {"UV_SYSTEM_CERTS", "NODE_EXTRA_CA_CERTS"} == {*passed, "PATH", "NO_COLOR"}
-    assert installer_env({"PIP_INDEX_URL": "x"})["UV_DEFAULT_INDEX"] == "x"
+    assert installer_env({"PIP_INDEX_URL": "x"}, is_shipped=True)["UV_DEFAULT_INDEX"] == "x"
 
 
 @pytest.mark.usefixtures("processes")

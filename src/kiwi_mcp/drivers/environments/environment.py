@@ -47,21 +47,17 @@ class Environment(Struct, frozen=True):
 def refuse_others(tool: Tool, packages: Sequence[str], is_one: Callable[[str], bool]) -> None:
     """Refuse requirements that are not a name and versions: addresses, paths, options."""
     fix = "Write a name and versions, such as `httpx>=0.27`."
-    issues = [
-        Issue("config.requires", f"{package!r} is not a package of an index", fix)
-        for package in packages
-        if not is_one(package)
-    ]
-    if issues:
+    others = [package for package in packages if not is_one(package)]
+    if others:
+        reason = "is not a package of an index"
+        issues = [Issue("config.requires", f"{package!r} {reason}", fix) for package in others]
         raise InvalidManifest(f"{tool.id!r}", issues)
 
 
 def text_in(tool: Tool, path: str) -> str:
     """Return the text of one file of a tool, empty where it has no such file."""
-    for file in tool.files:
-        if file.path == path:
-            return load_bytes(tool, file).decode("utf-8", errors="replace")
-    return ""
+    found = next((file for file in tool.files if file.path == path), None)
+    return load_bytes(tool, found).decode("utf-8", errors="replace") if found else ""
 
 
 def address(*parts: str) -> str:
@@ -120,23 +116,19 @@ async def _locked(path: Path) -> AsyncIterator[None]:
     # removing it would let two kernels hold locks on two files of one name.
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    last = monotonic() + _LONGEST_WAIT
     try:
-        await _take(descriptor, path)
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if monotonic() >= last:
+                    raise Unavailable(
+                        f"Another Kiwi has been making {path.stem!r} for {_LONGEST_WAIT:.0f} seconds.",
+                        suggestion="Look what that process waits for; end it, then try again.",
+                    ) from None
+                await asyncio.sleep(_LOOK_AGAIN)
         yield
     finally:
         os.close(descriptor)
-
-
-async def _take(descriptor: int, path: Path) -> None:
-    last = monotonic() + _LONGEST_WAIT
-    while monotonic() < last:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            await asyncio.sleep(_LOOK_AGAIN)
-        else:
-            return
-    raise Unavailable(
-        f"Another Kiwi has been making {path.stem!r} for {_LONGEST_WAIT:.0f} seconds.",
-        suggestion="Look what that process waits for; end it, then try again.",
-    )

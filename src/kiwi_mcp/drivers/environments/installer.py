@@ -6,6 +6,7 @@ import os
 import shutil
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -64,7 +65,8 @@ def uv_indexes(environ: Mapping[str, str], home: Path) -> Indexes:
     base = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
     settings = [path for path in (base / "uv" / "uv.toml", Path("/etc/uv/uv.toml")) if path.is_file()]
     for path in settings:
-        places += _texts(_toml(path))
+        with suppress(tomllib.TOMLDecodeError, RecursionError):  # uv says so itself, and better
+            places += _texts(tomllib.loads(_text(path)))
     given = () if not settings or "UV_CONFIG_FILE" in environ else (("UV_CONFIG_FILE", str(settings[0])),)
     return _indexes(places, settings, variables=given)
 
@@ -72,7 +74,12 @@ def uv_indexes(environ: Mapping[str, str], home: Path) -> Indexes:
 def npm_indexes(environ: Mapping[str, str], home: Path) -> Indexes:
     """Return the indexes of npm: that of its variable, and those in the settings of the user and the machine."""
     named = {name.lower(): value for name, value in environ.items()}.get("npm_config_registry", "")
-    lines = [line for path in (home / ".npmrc", Path("/etc/npmrc")) for line in _registries(path)]
+    lines: list[str] = []
+    for line in (line for path in (home / ".npmrc", Path("/etc/npmrc")) for line in _text(path).splitlines()):
+        # A line may name the index for everything, or for one scope.
+        name, mark, value = (part.strip() for part in line.partition("="))
+        if mark and (name == "registry" or name.endswith(":registry")) and _host(value):
+            lines.append(f"{name}={value}")
     return _indexes([named, *(line.partition("=")[2] for line in lines)], (), lines=lines)
 
 
@@ -107,21 +114,6 @@ def _host(address: str) -> str | None:
     return host_port(parts.hostname, port)
 
 
-def _registries(path: Path) -> Iterator[str]:
-    """Yield the lines of npm's settings that name an index, for everything or for one scope."""
-    for line in _text(path).splitlines():
-        name, mark, value = (part.strip() for part in line.partition("="))
-        if mark and (name == "registry" or name.endswith(":registry")) and _host(value):
-            yield f"{name}={value}"
-
-
-def _toml(path: Path) -> Json:
-    try:
-        return tomllib.loads(_text(path))
-    except (tomllib.TOMLDecodeError, RecursionError):  # uv says so itself, and better
-        return None
-
-
 def _text(path: Path) -> str:
     try:
         with path.open("rb") as file:
@@ -149,7 +141,6 @@ _PASSED = {"LANG", "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS"}
 _PASSED_STARTS = ("UV_", "npm_config_")
 _PASSED_ENDS = ("_proxy",)
 _SYSTEM_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-_OWN_CACHE = ".cache"
 _LIMITS = ResourceLimits(
     memory_bytes=4_294_967_296,
     tmp_bytes=1_073_741_824,
@@ -182,57 +173,38 @@ class Installer(Struct, frozen=True):
         indexes = indexes_of(config.index)
         if indexes.lines:
             (folder / ".npmrc").write_text("\n".join(indexes.lines) + "\n", encoding="utf-8")
+        # Nothing but the indexes that the owner's settings name: any other host would be the author's choice.
+        if not self.is_shipped and not indexes.is_named:
+            indexes = replace(indexes, hosts=())
         # Code of a package, and the commands of a runtime that does not ship with Kiwi, see no cache of others.
         is_apart = attempt.builds or not self.is_shipped
-        cache = folder / _OWN_CACHE if is_apart else self._cache(config.index.settings)
+        cache = folder / ".cache" if is_apart else self.space.cache / "packages" / config.index.settings
+        if not is_apart or not self.is_shipped:
+            cache.mkdir(parents=True, exist_ok=True)
+        cache = cache if is_apart else cache.resolve()
         facts = {"cache": str(cache), "folder": str(folder)}
         own = {name: text_of(value) for name, value in as_object(render(dict(config.env), facts)).items()}
-        try:
-            return await self._run(argv, folder, own, indexes, cache, attempt, reads=reads)
-        finally:
-            if is_apart:
-                shutil.rmtree(cache, ignore_errors=True)
-
-    async def _run(
-        self,
-        argv: Sequence[str],
-        folder: Path,
-        own: Mapping[str, str],
-        indexes: Indexes,
-        cache: Path,
-        attempt: InstallTry,
-        *,
-        reads: Sequence[str],
-    ) -> run.ProcessResult:
-        fetches = not attempt.offline
-        if not self.is_shipped:
-            # Nothing but the indexes that the owner's settings name: any other host would be the author's choice.
-            indexes = indexes if indexes.is_named else replace(indexes, hosts=())
-            _have(cache)
-        passed = installer_env(os.environ) if self.is_shipped else foreign_env(os.environ)
+        passed = installer_env(os.environ, is_shipped=self.is_shipped)
         env = {**passed, **dict(indexes.variables), **own, "HOME": str(cache)}
+        hosts = () if attempt.offline else indexes.hosts
         profile = SandboxProfile(
             self.level,
             readable=(*reads, *indexes.paths, *_certificates(env), *needed_by(argv[0], env["PATH"])),
             writable=(str(folder), *(() if cache.is_relative_to(folder) else (str(cache),))),
-            hosts=indexes.hosts if fetches else (),
+            hosts=hosts,
             # A configured index may be on a private address. Without one, the installer uses its default index, at any
             # address that this machine resolves, as long as no package code runs that could choose it.
-            private_hosts=indexes.hosts if fetches and (indexes.is_named or not attempt.builds) else (),
+            private_hosts=hosts if indexes.is_named or not attempt.builds else (),
             limits=_LIMITS,
             provenance=self.provenance,
         )
-        sandbox = await open_sandbox(profile, self.space)
-        spec = ProcessSpec(argv=tuple(argv), cwd=str(folder), env=env, timeout=_TIMEOUT)
-        return await sandbox.run(spec, secrets={}, report=silent)
-
-    def _cache(self, name: str) -> Path:
-        return _have(self.space.cache / "packages" / name).resolve()
-
-
-def _have(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+        try:
+            sandbox = await open_sandbox(profile, self.space)
+            spec = ProcessSpec(argv=tuple(argv), cwd=str(folder), env=env, timeout=_TIMEOUT)
+            return await sandbox.run(spec, secrets={}, report=silent)
+        finally:
+            if is_apart:
+                shutil.rmtree(cache, ignore_errors=True)
 
 
 def indexes_of(index: PackageIndex) -> Indexes:
@@ -263,26 +235,23 @@ def install_level(level: Level) -> Level:
     return "sandboxed" if level == "restricted" else level
 
 
-def installer_env(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the variables of an installer: where to find packages and which certificates to trust, nothing else."""
-    passed = {name: escape(value) for name, value in environ.items() if _is_passed(name)}
+def installer_env(environ: Mapping[str, str], *, is_shipped: bool) -> Mapping[str, str]:
+    """Return the variables of an installer: where to find packages and which certificates to trust, nothing else.
+
+    One that does not ship with Kiwi gets no setting of another installer.
+    """
+    passed = {
+        name: escape(value)
+        for name, value in environ.items()
+        if name in _PASSED or (is_shipped and (name.startswith(_PASSED_STARTS) or name.lower().endswith(_PASSED_ENDS)))
+    }
     index = environ.get("PIP_INDEX_URL")
-    if index and not {"UV_DEFAULT_INDEX", "UV_INDEX_URL"} & environ.keys():
+    if is_shipped and index and not {"UV_DEFAULT_INDEX", "UV_INDEX_URL"} & environ.keys():
         passed["UV_DEFAULT_INDEX"] = escape(index)
-    if _SYSTEM_CERTIFICATES.is_file():
+    if is_shipped and _SYSTEM_CERTIFICATES.is_file():
         # A network may use its own certificate authority, which only the machine knows.
         passed.setdefault("UV_SYSTEM_CERTS", "1")
     return {**passed, "PATH": escape(search_path()), "NO_COLOR": "1"}
-
-
-def foreign_env(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the variables of an installer that does not ship with Kiwi: no setting of another one is among them."""
-    passed = {name: escape(value) for name, value in environ.items() if name in _PASSED}
-    return {**passed, "PATH": escape(search_path()), "NO_COLOR": "1"}
-
-
-def _is_passed(name: str) -> bool:
-    return name in _PASSED or name.startswith(_PASSED_STARTS) or name.lower().endswith(_PASSED_ENDS)
 
 
 def _certificates(env: Mapping[str, str]) -> Iterator[str]:

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache as remembered
 from functools import partial
@@ -72,7 +72,13 @@ class PackageManager:
             return self.bare()
         locked = text_in(tool, lock.file) if lock else ""
         if lock and locked:
-            _refuse_unlocked(tool, config, lock, packages, locked)
+            faults = (
+                _faults_of_table(tool, config, lock, packages, locked)
+                if lock.form == "npm"
+                else _faults_of_lines(lock, packages, locked)
+            )
+            if issues := [Issue(lock.file, fault, f"Renew it: `{lock.renew}`.") for fault in faults]:
+                raise InvalidManifest(f"{tool.id!r}", issues)
         hashed = (sha256(locked.encode()).hexdigest(),) if locked else ()
         base = (sys.version, get_platform(), base_interpreter()) if config.uses_python else (get_platform(),)
         folder = cache / "envs" / self._kind / address(*self._own, *base, *packages, *hashed)
@@ -114,29 +120,23 @@ def base_interpreter() -> str:
 
 def _required(config: PackageConfig, tool: Tool, default_packages: Sequence[str]) -> tuple[str, ...]:
     """Return the packages of a tool in one spelling, those that are listed in its file among them."""
-    written = texts(tool.manifest.config.get("requires"))
-    if config.listed_in and config.listed_in.form == "json":
-        listed = _listed_as_json(tool, config.listed_in.file, config.listed_in.at)
-        wanted = {**_by_name(default_packages), **listed, **_by_name(written)}
-        packages = tuple(f"{name}@{versions}" for name, versions in sorted(wanted.items()))
-        refuse_others(tool, packages, is_requirement_of(config.requirement))
-        return packages
-    text = text_in(tool, config.listed_in.file) if config.listed_in else ""
-    lines = (line.partition(" #")[0].strip() for line in text.splitlines())
-    everything = [*default_packages, *written, *(line for line in lines if line and not line.startswith("#"))]
-    refuse_others(tool, everything, is_requirement_of(config.requirement))
-    return tuple(sorted({_SPELLED.get(config.requirement, str.strip)(one) for one in everything}))
-
-
-def _listed_as_json(tool: Tool, file: str, at: str) -> Mapping[str, str]:
-    if not (text := text_in(tool, file)):
-        return {}
+    written, listed_in = texts(tool.manifest.config.get("requires")), config.listed_in
+    text = text_in(tool, listed_in.file) if listed_in else ""
+    if not listed_in or listed_in.form != "json":
+        lines = (line.partition(" #")[0].strip() for line in text.splitlines())
+        everything = [*default_packages, *written, *(line for line in lines if line and not line.startswith("#"))]
+        refuse_others(tool, everything, is_requirement_of(config.requirement))
+        return tuple(sorted(set(map(_python_spelling if config.requirement == "pep508" else str.strip, everything))))
     try:
-        written = as_object(json.loads(text))
+        listed = as_object(as_object(json.loads(text or "{}")).get(listed_in.at))
     except (ValueError, RecursionError) as error:
-        issue = Issue(file, f"is not JSON: {error}", "Write a JSON object.")
+        issue = Issue(listed_in.file, f"is not JSON: {error}", "Write a JSON object.")
         raise InvalidManifest(f"{tool.id!r}", [issue]) from error
-    return {name: text_of(version) for name, version in as_object(written.get(at)).items()}
+    named = {name: text_of(versions) for name, versions in listed.items()}
+    wanted = {**_by_name(default_packages), **named, **_by_name(written)}
+    packages = tuple(f"{name}@{versions}" for name, versions in sorted(wanted.items()))
+    refuse_others(tool, packages, is_requirement_of(config.requirement))
+    return packages
 
 
 def _by_name(packages: Sequence[str]) -> Mapping[str, str]:
@@ -155,34 +155,17 @@ def _python_spelling(requirement: str) -> str:
     return f"{package_name(versions)}{rest}{mark}{marker.strip()}"
 
 
-_SPELLED: Mapping[str, Callable[[str], str]] = {"pep508": _python_spelling}
-
-
-def _refuse_unlocked(tool: Tool, config: PackageConfig, lock: PackageLock, packages: Sequence[str], text: str) -> None:
-    """Refuse a lock that leaves out a package, or says anything but versions and hashes."""
-    read = _faults_of_table if lock.form == "npm" else _faults_of_lines
-    if faults := [*read(tool, config, lock, packages, text)]:
-        raise InvalidManifest(
-            f"{tool.id!r}", [Issue(lock.file, fault, f"Renew it: `{lock.renew}`.") for fault in faults]
-        )
-
-
-def _faults_of_lines(
-    _tool: Tool, _config: PackageConfig, lock: PackageLock, packages: Sequence[str], text: str
-) -> Iterator[str]:
+def _faults_of_lines(lock: PackageLock, packages: Sequence[str], text: str) -> Iterator[str]:
+    """Yield what is wrong with a lock for uv: it leaves out a package, or says anything but versions and hashes."""
     row_of = re.compile(lock.row, re.ASCII)
-    rows = {line: row_of.fullmatch(line) for line in _lines(text)}
+    # The lines are those that uv reads: a comment ends with its line, whatever it contains.
+    bare = text.replace("\r\n", "\n").replace("\r", "\n")
+    lines = filter(None, map(str.strip, _COMMENT.sub("", bare).replace("\\\n", " ").split("\n")))
+    rows = {line: row_of.fullmatch(line) for line in lines}
     known = {package_name(row[1]) for row in rows.values() if row}
     yield from (f"{line[:_SHOWN]!r} is not a version with its hashes" for line, row in rows.items() if row is None)
     missing = (one for one in packages if package_name(one.partition(";")[0]) not in known)
     yield from (f"{one!r} is not locked" for one in missing)
-
-
-def _lines(lock: str) -> Sequence[str]:
-    """Return the lines of a lock as uv reads them: a comment ends with its line, whatever it contains."""
-    plain = lock.replace("\r\n", "\n").replace("\r", "\n")
-    joined = _COMMENT.sub("", plain).replace("\\\n", " ")
-    return [*filter(None, (line.strip() for line in joined.split("\n")))]
 
 
 def _faults_of_table(
@@ -223,26 +206,33 @@ async def build_environment(
     if config.create:
         _demand(await step.run(config.create, (InstallTry(offline=True),)), packages)
     if config.listed_in:
-        (folder / config.listed_in.file).write_text(_as_file(config, packages), encoding="utf-8")
+        listed = "\n".join(packages) + "\n"
+        if config.listed_in.form == "json":
+            listed = compact({"private": True, config.listed_in.at: dict(_by_name(packages))})
+        (folder / config.listed_in.file).write_text(listed, encoding="utf-8")
+    # The lock of an environment is stored beside all environments of the cache.
+    lock, text = folder.parent.parent.parent / "locks" / folder.parent.name / folder.name, own
     if config.lock:
         place = folder / config.lock.file
-        if text := own or _stored_lock(folder):
+        if not text:
+            with suppress(OSError), lock.open("rb") as file:
+                text = file.read(_LARGEST).decode(errors="replace")
+        if text:
             place.write_text(text, encoding="utf-8")
         else:
             _demand(await step.run(config.resolve, config.tries), packages)
-            _store_lock(folder, place)
+            write_whole(lock, place.read_bytes())
     result = await step.run(config.install, config.tries)
     if not is_done(result):
-        shown = (config.lock.file if own else str(_lock_of(folder))) if config.lock else ""
-        raise _lock_failure(packages, result, shown) if shown else failure(packages, result)
+        fault = failure(packages, result)
+        if config.lock:
+            shown = config.lock.file if own else str(lock)
+            if _CHANGED.search(result.stderr) or _CHANGED.search(result.stdout):
+                raise PackageChanged(packages, lock=shown, said=fault.message)
+            fault.suggestion += f" Versions that the index no longer has: renew or remove {shown}."
+        raise fault
     if config.link:
         (folder / config.link).mkdir(exist_ok=True)
-
-
-def _as_file(config: PackageConfig, packages: Sequence[str]) -> str:
-    if config.listed_in and config.listed_in.form == "json":
-        return compact({"private": True, config.listed_in.at: dict(_by_name(packages))})
-    return "\n".join(packages) + "\n"
 
 
 def _demand(result: ProcessResult, packages: Sequence[str]) -> None:
@@ -250,99 +240,63 @@ def _demand(result: ProcessResult, packages: Sequence[str]) -> None:
         raise failure(packages, result)
 
 
-class _Step:
+class _Step(Struct, frozen=True):
     """Runs the commands of one installation."""
 
-    def __init__(self, config: PackageConfig, folder: Path, packages: tuple[str, ...], installer: Installer) -> None:
-        self._config = config
-        self._folder = folder
-        self._packages = packages
-        self._installer = installer
+    config: PackageConfig
+    folder: Path
+    packages: tuple[str, ...]
+    installer: Installer
 
     async def run(self, command: Sequence[str], tries: Sequence[InstallTry]) -> ProcessResult:
         """Run a command in each way that is left, until it succeeds; packages are built only if that was missing."""
-        config, result = self._config, None
+        config, result = self.config, None
         reads = program_at(base_interpreter(), base_profile().covers).roots if config.uses_python else ()
         for attempt in tries:
             needs_build = result is not None and re.search(config.build_if.encode(), result.stderr, re.IGNORECASE)
             if attempt.builds and not (config.build_if and needs_build):
                 break
             argv = self._filled((*command, *attempt.args))
-            result = await self._installer.install(argv, self._folder, config, attempt, reads=reads)
+            result = await self.installer.install(argv, self.folder, config, attempt, reads=reads)
             if is_done(result):
                 break
         assert result is not None  # noqa: S101 - there is at least one try that builds nothing
         return result
 
     def _filled(self, words: Sequence[str]) -> tuple[str, ...]:
-        config, values = self._config, {"folder": str(self._folder), "packages": list(self._packages)}
+        config, values = self.config, {"folder": str(self.folder), "packages": list(self.packages)}
         if config.lock:
-            values["lock"] = str(self._folder / config.lock.file)
+            values["lock"] = str(self.folder / config.lock.file)
         if config.listed_in:
-            values["requirements"] = str(self._folder / config.listed_in.file)
+            values["requirements"] = str(self.folder / config.listed_in.file)
         if config.uses_python:
             values["python"] = base_interpreter()
         if "{index}" in words:
-            values["index"] = self._index()
+            places = indexes_of(config.index).places
+            if not places:
+                raise EnvironmentFailed(
+                    f"No index of packages is named, so {', '.join(self.packages)} cannot be installed.",
+                    suggestion=f"Set {' or '.join(config.index.variables)} to the address or the folder of an index.",
+                    packages=list(self.packages),
+                )
+            values["index"] = places[0]
         filled: list[str] = []
         for word in as_list(render(list(words), values)):
             filled += map(text_of, word if isinstance(word, list) else [word])
         return (_program(filled[0], config), *filled[1:])
 
-    def _index(self) -> str:
-        if places := indexes_of(self._config.index).places:
-            return places[0]
-        named = " or ".join(self._config.index.variables)
-        raise EnvironmentFailed(
-            f"No index of packages is named, so {', '.join(self._packages)} cannot be installed.",
-            suggestion=f"Set {named} to the address or the folder of an index.",
-            packages=list(self._packages),
-        )
-
 
 def _program(name: str, config: PackageConfig) -> str:
     """Return where an installer is: uv comes with Kiwi, any other one is on the PATH."""
     if name == "uv":
-        return uv_program()
+        try:
+            return uv.find_uv_bin()
+        except FileNotFoundError:
+            install = "Install Kiwi again with its dependencies, or `pip install uv` beside it."
+            raise CommandMissing("uv", needed_by="python_runtime", install=install) from None
     if "/" not in name and (found := shutil.which(name, path=search_path())):
         return found
     raise CommandMissing(name, needed_by="packages", install=config.hint)
-
-
-def uv_program() -> str:
-    """Return where uv is."""
-    try:
-        return uv.find_uv_bin()
-    except FileNotFoundError:
-        install = "Install Kiwi again with its dependencies, or `pip install uv` beside it."
-        raise CommandMissing("uv", needed_by="python_runtime", install=install) from None
-
-
-def _lock_of(folder: Path) -> Path:
-    """Return where the lock of an environment is stored, beside all environments of the cache."""
-    kind, environments = folder.parent, folder.parent.parent
-    return environments.parent / "locks" / kind.name / folder.name
-
-
-def _stored_lock(folder: Path) -> str:
-    """Return what an environment was made of the first time; nothing where it never was."""
-    with suppress(OSError), _lock_of(folder).open("rb") as file:
-        return file.read(_LARGEST).decode(errors="replace")
-    return ""
-
-
-def _store_lock(folder: Path, made: Path) -> None:
-    """Store the lock that an installer wrote."""
-    write_whole(_lock_of(folder), made.read_bytes())
-
-
-def _lock_failure(packages: Sequence[str], result: ProcessResult, lock: str) -> EnvironmentFailed | PackageChanged:
-    """Return why packages could not be installed from a lock; `lock` is its location, for the message."""
-    said = failure(packages, result)
-    if _CHANGED.search(result.stderr) or _CHANGED.search(result.stdout):
-        return PackageChanged(packages, lock=lock, said=said.message)
-    said.suggestion = f"{said.suggestion} Versions that the index no longer has: renew or remove {lock}."
-    return said
 
 
 _LOCK = "server.lock"
@@ -373,26 +327,17 @@ class Package(Struct, frozen=True):
     def pin(self) -> JsonObject:
         """The version that was installed, and its hash; nothing before that."""
         with suppress(OSError, ValueError, RecursionError):
-            return self._pin()
+            folder = Path(self.folder)
+            if self.kind == "node":
+                name = self.wanted[0][: self.wanted[0].rindex("@")]
+                packages = as_object(json.loads((folder / _NODE_LOCK).read_text())["packages"])
+                entry = as_object(packages.get(f"{MODULES}/{name}"))
+                return {"name": name, **{word: as_text(entry.get(word)) for word in ("version", "integrity")}}
+            name = package_name(self.wanted[0])
+            for pinned, version, integrity in reversed(_PINNED.findall((folder / _LOCK).read_text())):
+                if package_name(pinned) == name:
+                    return {"name": name, "version": version, "integrity": integrity}
         return {}
-
-    def _pin(self) -> JsonObject:
-        folder = Path(self.folder)
-        if self.kind == "node":
-            name = self.wanted[0][: self.wanted[0].rindex("@")]
-            entry = as_object(
-                as_object(json.loads((folder / _NODE_LOCK).read_text())["packages"]).get(f"{MODULES}/{name}")
-            )
-            return {
-                "name": name,
-                "version": as_text(entry.get("version")),
-                "integrity": as_text(entry.get("integrity")),
-            }
-        name = package_name(self.wanted[0])
-        found = {
-            package_name(one): (version, text) for one, version, text in _PINNED.findall((folder / _LOCK).read_text())
-        }
-        return {"name": name, "version": found[name][0], "integrity": found[name][1]} if name in found else {}
 
 
 def server_package(command: str, args: Sequence[str], cache: Path) -> tuple[Package, tuple[str, ...]] | None:
@@ -406,18 +351,29 @@ def server_package(command: str, args: Sequence[str], cache: Path) -> tuple[Pack
 
 async def have_package(package: Package, installer: Installer) -> None:
     """Have a package installed; where another kernel does so, wait for it."""
-    make, proof = (_make_node, _SERVER) if package.kind == "node" else (_make_python, str(Path("bin", package.program)))
-    await make_once(Path(package.folder), partial(make, package=package, installer=installer), proof=proof)
+    proof = _SERVER if package.kind == "node" else str(Path("bin", package.program))
+    await make_once(Path(package.folder), partial(_make, package=package, installer=installer), proof=proof)
 
 
-async def _make_node(folder: Path, *, package: Package, installer: Installer) -> None:
+async def _make(folder: Path, *, package: Package, installer: Installer) -> None:
     config = shipped_packages(package.kind).config
     await build_environment(config, folder, packages=package.wanted, installer=installer)
-    (folder / _SERVER).symlink_to(_node_program(folder, package).relative_to(folder))
+    program: Path | None = Path("bin", package.program)
+    if package.kind == "python":
+        (folder / "requirements.lock").rename(folder / _LOCK)
+    elif program := _node_program(folder, package):
+        (folder / _SERVER).symlink_to(program)
+    if program is None or not (folder / program).is_file():
+        name = package.program or "of its own"
+        raise EnvironmentFailed(
+            f"{package.wanted[0]} has no program {name} that could be the server.",
+            suggestion="See how its author starts it: `npx --package NAME` and `uvx --from NAME` name the package.",
+            packages=list(package.wanted),
+        )
 
 
-def _node_program(folder: Path, package: Package) -> Path:
-    """Return the file of a package's program: the one that is meant, the only one, or the one called like it."""
+def _node_program(folder: Path, package: Package) -> Path | None:
+    """Return the file of a package's program in its folder: the one named, the only one, or the one called like it."""
     if package.program:
         link = folder / MODULES / ".bin" / package.program
         found = link.resolve() if link.exists() else None
@@ -428,23 +384,5 @@ def _node_program(folder: Path, package: Package) -> Path:
         programs = {name.rpartition("/")[2]: written} if isinstance(written, str) else as_object(written)
         chosen = programs.get(name.rpartition("/")[2]) or (next(iter(programs.values())) if len(programs) == 1 else "")
         found = (home / as_text(chosen)).resolve() if chosen else None
-    if found is None or not found.is_file() or not found.is_relative_to(folder.resolve()):
-        raise _no_program(package)
-    return folder / found.relative_to(folder.resolve())
-
-
-async def _make_python(folder: Path, *, package: Package, installer: Installer) -> None:
-    config = shipped_packages(package.kind).config
-    await build_environment(config, folder, packages=package.wanted, installer=installer)
-    (folder / "requirements.lock").rename(folder / _LOCK)
-    if not (folder / "bin" / package.program).is_file():
-        raise _no_program(package)
-
-
-def _no_program(package: Package) -> EnvironmentFailed:
-    name = package.program or "of its own"
-    return EnvironmentFailed(
-        f"{package.wanted[0]} has no program {name} that could be the server.",
-        suggestion="See how its author starts it: `npx --package NAME` and `uvx --from NAME` name the package.",
-        packages=list(package.wanted),
-    )
+    whole = folder.resolve()
+    return found.relative_to(whole) if found and found.is_file() and found.is_relative_to(whole) else None
