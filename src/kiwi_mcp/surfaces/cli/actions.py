@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiwi_mcp import __version__
-from kiwi_mcp.domain.calls import Ask, Caller, no_answers
+from kiwi_mcp.domain.calls import Caller, no_answers
 from kiwi_mcp.domain.errors import Denied, InvalidRequest, NotFound
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
 from kiwi_mcp.domain.outcome import Progress
@@ -37,7 +36,7 @@ from kiwi_mcp.surfaces.cli.session import CliSession, request_of
 if TYPE_CHECKING:
     from kiwi_mcp.surfaces.cli.rows import CommandRow
 
-Options = Mapping[str, Json]
+
 _ITEM_TYPES = ("tool", "directive", "knowledge", "skill")
 _AFTERWARDS, _LONGEST_WAIT = 60.0, 300.0
 """For how many seconds the index is completed after an answer, and before one that is waited for."""
@@ -48,47 +47,40 @@ _OWN = "Yes signs it and runs it. No runs it in the strictest sandbox, without n
 _PARTIAL = "`kiwi search … --wait` waits until all is indexed; `kiwi serve` and `kiwi up` do it in the background."
 
 
-def send(row: CommandRow, options: Options) -> int:
+def send(row: CommandRow, options: JsonObject) -> int:
     """Send the request of a command, and show the answer."""
     return CliSession(options).tell(row, request_of(row, options))
 
 
-def init(row: CommandRow, options: Options) -> int:
+def init(row: CommandRow, options: JsonObject) -> int:
     """Create the `.ai` folder of the folder that was named."""
     cli = CliSession(options, project=here() / as_text(options.get("folder")))
     return cli.tell(row, request_of(row, options))
 
 
-def run(row: CommandRow, options: Options) -> int:
+def run(row: CommandRow, options: JsonObject) -> int:
     """Run a tool, with its parameters read by its own schema; on a terminal, offer to sign a new file first."""
-    return session.run(_run(CliSession(options), row, options))
+    cli, is_yes = CliSession(options), bool(options.get("yes"))
+    questions = owner_prompt(is_yes=is_yes)
+
+    async def work() -> int:
+        async with cli.opened() as kernel:
+            request = {**request_of(row, options), **call_parameters(options, kernel)}
+            if questions is not no_answers and not is_yes and not options.get("dry_run"):
+                item = kernel.unsigned_item(as_text(request["item_id"]), as_text(request.get("item_type")) or None)
+                if item and await is_confirmed(f"{item.files} is new and unsigned: is it yours?\n{_OWN}", questions):
+                    shown: JsonObject = {"digest": item.digest}
+                    sign: JsonObject = {"action": "sign", "item_id": item.identity, "parameters": shown}
+                    signed = await cli.send(kernel, "execute", sign)
+                    if signed.is_error:
+                        return cli.show(signed, by_wire(("execute", "sign")))
+            answer = await cli.send(kernel, "execute", request, questions)
+        return cli.show(answer, by_wire(row["wire"]), is_raw=bool(options.get("raw")))
+
+    return session.run(work())
 
 
-async def _run(cli: CliSession, row: CommandRow, options: Options) -> int:
-    questions, is_yes = owner_prompt(is_yes=bool(options.get("yes"))), bool(options.get("yes"))
-    async with cli.opened() as kernel:
-        request = {**request_of(row, options), **call_parameters(options, kernel)}
-        if questions is not no_answers and not is_yes and not options.get("dry_run"):
-            signed = await _offer_signature(cli, kernel, request, questions)
-            if signed is not None and signed.is_error:
-                return cli.show(signed, by_wire(("execute", "sign")))
-        answer = await cli.send(kernel, "execute", request, questions)
-    return cli.show(answer, by_wire(row["wire"]), is_raw=bool(options.get("raw")))
-
-
-async def _offer_signature(cli: CliSession, kernel: Kernel, request: JsonObject, ask: Ask) -> Answer | None:
-    """Ask whether a new file is the person's own, and sign it if it is; None if it is not signed now."""
-    item = kernel.unsigned_item(as_text(request["item_id"]), as_text(request.get("item_type")) or None)
-    if item is None:
-        return None
-    question = f"{item.files} is new and unsigned: is it yours?\n{_OWN}"
-    if not await is_confirmed(question, ask):
-        return None
-    shown: JsonObject = {"digest": item.digest}
-    return await cli.send(kernel, "execute", {"action": "sign", "item_id": item.identity, "parameters": shown})
-
-
-def setup(row: CommandRow, options: Options) -> int:
+def setup(row: CommandRow, options: JsonObject) -> int:
     """Set up clients; without `--yes` a person has to be there to answer."""
     questions = owner_prompt(is_yes=False)
     if not (options.get("yes") or options.get("undo")) and questions is no_answers:
@@ -98,18 +90,19 @@ def setup(row: CommandRow, options: Options) -> int:
     return CliSession(options).tell(row, request_of(row, options), questions=questions)
 
 
-def why(row: CommandRow, options: Options) -> int:
+def why(row: CommandRow, options: JsonObject) -> int:
     """Explain a call, with its parameters read as those of a run."""
-    return session.run(_why(CliSession(options), row, options))
+    cli = CliSession(options)
+
+    async def work() -> Answer:
+        async with cli.opened() as kernel:
+            request = {**request_of(row, options), **call_parameters(options, kernel)}
+            return await cli.send(kernel, "execute", request)
+
+    return cli.show(session.run(work()), by_wire(row["wire"]))
 
 
-async def _why(cli: CliSession, row: CommandRow, options: Options) -> int:
-    async with cli.opened() as kernel:
-        answer = await cli.send(kernel, "execute", {**request_of(row, options), **call_parameters(options, kernel)})
-    return cli.show(answer, by_wire(row["wire"]))
-
-
-def call_parameters(options: Options, kernel: Kernel) -> JsonObject:
+def call_parameters(options: JsonObject, kernel: Kernel) -> JsonObject:
     """Return the parameters of a call, read by the schema of its item, as a part of its request."""
     given = as_object(options.get("params", {}))
     if words := [as_text(word) for word in as_list(options.get("parameters"))]:
@@ -118,40 +111,37 @@ def call_parameters(options: Options, kernel: Kernel) -> JsonObject:
     return {"parameters": given}
 
 
-def search(row: CommandRow, options: Options) -> int:
+def search(row: CommandRow, options: JsonObject) -> int:
     """Search, show the results, and complete the index meanwhile if a person is there."""
-    shown: list[Answer] = []
     cli, request = CliSession(options), {**request_of(row, options)}
+    is_waiting, is_shown = bool(options.get("wait")), False
     request["query"] = " ".join(map(as_text, as_list(options.get("query"))))
     if (kind := as_text(options.get("item_type"))) not in ("", *_ITEM_TYPES):  # a type of tools
         del request["item_type"]
         request.setdefault("tool_type", [kind])
+
+    async def work() -> int:
+        nonlocal is_shown
+        async with cli.opened() as kernel:
+            answer = await cli.send(kernel, "search", request)
+            if is_waiting and "indexing" in answer.content:
+                await _index(cli, kernel, _LONGEST_WAIT)
+                answer = await cli.send(kernel, "search", request)
+            code = cli.show(answer, by_wire(("search",)))
+            is_shown = True
+            if not cli.is_json and "indexing" in answer.content:
+                if sys.stderr.isatty() and not is_waiting:
+                    await _index(cli, kernel, _AFTERWARDS)
+                else:
+                    talk(f"hint: {_PARTIAL}")
+            return code
+
     try:
-        return session.run(_search(cli, request, shown, is_waiting=bool(options.get("wait"))))
+        return session.run(work())
     except KeyboardInterrupt:
-        if not shown:
+        if not is_shown:
             raise
         return 0  # the answer is there; only the rest of the index was stopped
-
-
-async def _search(cli: CliSession, request: JsonObject, shown: list[Answer], *, is_waiting: bool) -> int:
-    async with cli.opened() as kernel:
-        answer = await cli.send(kernel, "search", request)
-        if is_waiting and _is_partial(answer):
-            await _index(cli, kernel, _LONGEST_WAIT)
-            answer = await cli.send(kernel, "search", request)
-        code = cli.show(answer, by_wire(("search",)))
-        shown.append(answer)
-        if not cli.is_json and _is_partial(answer):
-            if sys.stderr.isatty() and not is_waiting:
-                await _index(cli, kernel, _AFTERWARDS)
-            else:
-                talk(f"hint: {_PARTIAL}")
-        return code
-
-
-def _is_partial(answer: Answer) -> bool:
-    return "indexing" in answer.content
 
 
 async def _index(cli: CliSession, kernel: Kernel, seconds: float) -> None:
@@ -163,7 +153,7 @@ async def _index(cli: CliSession, kernel: Kernel, seconds: float) -> None:
         await kernel.index(count, seconds=seconds)
 
 
-def create(row: CommandRow, options: Options) -> int:
+def create(row: CommandRow, options: JsonObject) -> int:
     """Create an item from one file, from a manifest with files, from parameters, or many from an OpenAPI document."""
     if not {"tool_type", "manifest", "files", "content", "params", "openapi"} & {*options}:
         raise InvalidRequest(
@@ -171,10 +161,10 @@ def create(row: CommandRow, options: Options) -> int:
             suggestion="Add `--content FILE` (one file that is the whole item), or `--manifest FILE` with `--file` for "
             "each of its files; `kiwi help create` shows both.",
         )
-    plain = ("tool_type", "executor", "description", "category", "location")
-    parameters = {**as_object(options.get("params", {})), **_only(options, plain)}
+    plain = _only(options, "tool_type", "executor", "description", "category", "location")
+    parameters = {**as_object(options.get("params", {})), **plain}
     if "openapi" in options:
-        parameters |= {"openapi": _text(options, "openapi"), **_only(options, ("prefix", "base_url", "only"))}
+        parameters |= {"openapi": _text(options, "openapi"), **_only(options, "prefix", "base_url", "only")}
         if bearer := as_text(options.get("bearer")):
             parameters["auth"] = {"type": "bearer", "token": f"${{{bearer}}}"}
     files = as_object(options.get("files", {}))
@@ -189,28 +179,28 @@ def create(row: CommandRow, options: Options) -> int:
     return _author(row, options, parameters)
 
 
-def update(row: CommandRow, options: Options) -> int:
+def update(row: CommandRow, options: JsonObject) -> int:
     """Change an item: keys of its manifest, files, or its whole text."""
-    parameters = {**as_object(options.get("params", {})), **_only(options, ("files", "location"))}
+    parameters = {**as_object(options.get("params", {})), **_only(options, "files", "location")}
     if "content" in options:
         parameters["content"] = _text(options, "content")
     return _author(row, options, parameters)
 
 
-def _author(row: CommandRow, options: Options, parameters: JsonObject) -> int:
-    own = _only(options, ("item_id", "item_type", "dry_run"))
+def _author(row: CommandRow, options: JsonObject, parameters: JsonObject) -> int:
+    own = _only(options, "item_id", "item_type", "dry_run")
     return CliSession(options).tell(row, {"action": row["wire"][1], **own, "parameters": parameters})
 
 
-def _only(options: Options, names: tuple[str, ...]) -> dict[str, Json]:
+def _only(options: JsonObject, *names: str) -> dict[str, Json]:
     return {name: options[name] for name in names if name in options}
 
 
-def _text(options: Options, name: str) -> str:
+def _text(options: JsonObject, name: str) -> str:
     return as_text(as_object(options[name]).get("text"))
 
 
-def validate(row: CommandRow, options: Options) -> int:
+def validate(row: CommandRow, options: JsonObject) -> int:
     """Validate a file, a folder or an item."""
     name = as_text(options["item_id"])
     path = Path(name)
@@ -223,7 +213,7 @@ def validate(row: CommandRow, options: Options) -> int:
     return send(row, options)
 
 
-def pull(row: CommandRow, options: Options) -> int:
+def pull(row: CommandRow, options: JsonObject) -> int:
     """Pull one version; a remote's name or place is answered with the command that pulls everything from it."""
     item = as_text(options["item_id"])
     if "://" in item or item.startswith(("./", "../", "/", "~")) or item in registry_settings(user_space()).remotes:
@@ -234,7 +224,7 @@ def pull(row: CommandRow, options: Options) -> int:
     return CliSession(options).tell(row, request_of(row, options), questions=owner_prompt(is_yes=False))
 
 
-def add_server(row: CommandRow, options: Options) -> int:
+def add_server(row: CommandRow, options: JsonObject) -> int:
     """Add an MCP server; the words after `--` are its command."""
     request = request_of(row, options)
     if words := as_list(options.get("command", [])):
@@ -242,7 +232,7 @@ def add_server(row: CommandRow, options: Options) -> int:
     return CliSession(options).tell(row, request)
 
 
-def import_servers(row: CommandRow, options: Options) -> int:
+def import_servers(row: CommandRow, options: JsonObject) -> int:
     """Import servers; on a terminal, ask once what those without a network may reach."""
     cli = CliSession(options)
     answer = cli.call("mcp", request_of(row, options))
@@ -253,13 +243,13 @@ def import_servers(row: CommandRow, options: Options) -> int:
     return code
 
 
-def login(row: CommandRow, options: Options) -> int:
+def login(row: CommandRow, options: JsonObject) -> int:
     """Log in to a server, in a browser if there is one."""
     questions = show_address if options.get("no_browser") else open_address
     return CliSession(options).tell(row, request_of(row, options), questions=questions)
 
 
-def approve(row: CommandRow, options: Options) -> int:
+def approve(row: CommandRow, options: JsonObject) -> int:
     """Approve a call, and make it at once if that was asked for; without a number, the newest after a confirmation."""
     cli, request = CliSession(options), request_of(row, options)
     if options.get("server"):
@@ -291,21 +281,16 @@ def approve(row: CommandRow, options: Options) -> int:
     return cli.show(cli.call("execute", {"action": "run", **again}), by_wire(("execute", "run")))
 
 
-def watch_approvals(_: CommandRow, options: Options) -> int:
+def watch_approvals(_: CommandRow, options: JsonObject) -> int:
     """Show questions as they come, and answer them on a terminal, until Ctrl-C."""
-    return session.run(_watch_approvals(CliSession(options)))
+    cli, can_answer = CliSession(options), owner_prompt(is_yes=False) is not no_answers
 
-
-async def _watch_approvals(cli: CliSession) -> int:
-    seen: set[str] = set()
-    can_answer = owner_prompt(is_yes=False) is not no_answers
-    async with cli.opened() as kernel:
-        while True:
-            listed = await kernel.call("approvals", {"action": "list"}, OWNER)
-            if listed.is_error:
-                return cli.show(listed, None)
-            for one in reversed([as_object(one) for one in as_list(listed.content["approvals"])]):
-                if (approval := as_text(one["approval_id"])) not in seen:
+    async def work() -> int:
+        seen: set[str] = set()
+        async with cli.opened() as kernel:
+            while not (listed := await kernel.call("approvals", {"action": "list"}, OWNER)).is_error:
+                waiting = [as_text(as_object(one)["approval_id"]) for one in as_list(listed.content["approvals"])]
+                for approval in reversed([one for one in waiting if one not in seen]):
                     seen.add(approval)
                     shown = (await kernel.call("approvals", {"action": "show", "approval_id": approval}, OWNER)).content
                     Screen().data(f"\nquestion {shown['number']}\n{as_text(shown.get('preview'))}")
@@ -313,10 +298,13 @@ async def _watch_approvals(cli: CliSession) -> int:
                     if can_answer and (request := await approval_answer(answers)):
                         answered = await kernel.call("approvals", {**request, "approval_id": approval}, OWNER)
                         talk(as_text(answered.content.get("message")))
-            await asyncio.sleep(_LOOK)
+                await asyncio.sleep(_LOOK)
+            return cli.show(listed, None)
+
+    return session.run(work())
 
 
-def set_secret(row: CommandRow, options: Options) -> int:
+def set_secret(row: CommandRow, options: JsonObject) -> int:
     """Store a secret, or another value of it; the value is never an argument."""
     request = request_of(row, options)
     if not options.get("keep"):
@@ -324,7 +312,7 @@ def set_secret(row: CommandRow, options: Options) -> int:
     return CliSession(options).tell(row, request)
 
 
-def forget(row: CommandRow, options: Options) -> int:
+def forget(row: CommandRow, options: JsonObject) -> int:
     """Forget past searches; all of them only after a confirmation."""
     question = "Delete everything that search learned from use?"
     if "item" not in options and not confirm(question, is_yes=bool(options.get("yes"))):
@@ -333,7 +321,7 @@ def forget(row: CommandRow, options: Options) -> int:
     return send(row, options)
 
 
-def export_receipts(row: CommandRow, options: Options) -> int:
+def export_receipts(row: CommandRow, options: JsonObject) -> int:
     """Write all receipts, one line of JSON each."""
     cli, screen = CliSession(options), Screen(is_raw=True)
     following: Json = options.get("after", 0)
@@ -347,25 +335,25 @@ def export_receipts(row: CommandRow, options: Options) -> int:
     return 0
 
 
-def call(_: CommandRow, options: Options) -> int:
+def call(_: CommandRow, options: JsonObject) -> int:
     """Send a verb exactly the JSON that was given."""
     cli, verb = CliSession(options, is_json=True), as_text(options["verb"])
     return cli.show(cli.call(verb, as_object(options.get("request", {}))), None)
 
 
-def serve(_: CommandRow, options: Options) -> int:
+def serve(_: CommandRow, options: JsonObject) -> int:
     """Serve MCP over standard input and output."""
     start.serve(as_text(options.get("project")))
     return 0
 
 
-def serve_memory(_: CommandRow, _options: Options) -> int:
+def serve_memory(_: CommandRow, _options: JsonObject) -> int:
     """Serve the memory over standard input and output."""
     start.load("mcp.memory_server").run()
     return 0
 
 
-def version(_: CommandRow, options: Options) -> int:
+def version(_: CommandRow, options: JsonObject) -> int:
     """Print the version."""
     if options.get("json"):
         Screen().json({"version": __version__})

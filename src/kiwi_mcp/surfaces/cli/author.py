@@ -8,8 +8,7 @@ import shutil
 import sys
 import termios
 import tty
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,8 +28,6 @@ from kiwi_mcp.surfaces.cli.session import CliSession, request_of
 if TYPE_CHECKING:
     from kiwi_mcp.surfaces.cli.rows import CommandRow
 
-Options = Mapping[str, Json]
-_TEMPLATES = data.FOLDER / "new"
 _KINDS = {
     "python": "python.py",
     "bash": "bash.sh",
@@ -57,7 +54,7 @@ _LOOK = 0.2
 """How often the files of an item are looked at, in seconds."""
 
 
-def new(_: CommandRow, options: Options) -> int:
+def new(_: CommandRow, options: JsonObject) -> int:
     """Write a new item from a template."""
     kinds, name, cli = [kind for kind in _KINDS if options.get(kind)], as_text(options["name"]), CliSession(options)
     if len(kinds) != 1:
@@ -81,19 +78,19 @@ def new(_: CommandRow, options: Options) -> int:
 
 def _content(kind: str, name: str) -> JsonObject:
     """Return what a new item is created from: one file, or the files of a folder."""
-    place = _TEMPLATES / _KINDS[kind]
-    if place.is_dir():
-        return {"files": {file.name: _filled(file, name) for file in place.iterdir() if file.is_file()}}
-    return {"content": _filled(place, name), "filename": f"{name}{place.suffix}"}
-
-
-def _filled(template: Path, name: str) -> str:
+    place = data.FOLDER / "new" / _KINDS[kind]
     # A shim such as that of pyenv does not work in a sandbox.
     python = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin") or "python3"
-    return template.read_text(encoding="utf-8").replace("NAME", name).replace("PYTHON", python)
+
+    def filled(template: Path) -> str:
+        return template.read_text(encoding="utf-8").replace("NAME", name).replace("PYTHON", python)
+
+    if place.is_dir():
+        return {"files": {file.name: filled(file) for file in place.iterdir() if file.is_file()}}
+    return {"content": filled(place), "filename": f"{name}{place.suffix}"}
 
 
-def sign(row: CommandRow, options: Options) -> int:
+def sign(row: CommandRow, options: JsonObject) -> int:
     """Sign items one by one; `.` is all that is new or changed in the project, after one question."""
     cli, named = CliSession(options), [as_text(options["item_id"]), *map(as_text, as_list(options.get("more")))]
     items = _confirmed(cli) if named == ["."] else [{"item_id": name} for name in named]
@@ -112,7 +109,7 @@ def _confirmed(cli: CliSession) -> list[dict[str, Json]] | None:
             "`kiwi sign .` asks before it signs, and there is no terminal to ask on.",
             "Name the items: `kiwi sign A B`.",
         )
-    found = cli.unsigned_items()
+    found = cli.read(Kernel.unsigned_items)
     if not found:
         talk("Everything in this project is signed.")
         return []
@@ -122,13 +119,20 @@ def _confirmed(cli: CliSession) -> list[dict[str, Json]] | None:
     return shown if confirm(question, is_yes=False) else None
 
 
-def dev(_: CommandRow, options: Options) -> int:
+def dev(_: CommandRow, options: JsonObject) -> int:
     """Validate and run an item at every save; `s` signs it, `r` runs it again, `q` ends."""
-    with _single_keys():
-        return session.run(_develop(CliSession(options), as_text(options["item_id"]), options))
+    work = _develop(CliSession(options), as_text(options["item_id"]), options)
+    if not sys.stdin.isatty():
+        return session.run(work)
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)  # single keys are read without Enter
+    try:
+        return session.run(work)
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-async def _develop(cli: CliSession, item: str, options: Options) -> int:
+async def _develop(cli: CliSession, item: str, options: JsonObject) -> int:
     keys: asyncio.Queue[str] = asyncio.Queue()
     if sys.stdin.isatty():
         asyncio.get_running_loop().add_reader(
@@ -137,10 +141,17 @@ async def _develop(cli: CliSession, item: str, options: Options) -> int:
     async with cli.opened() as kernel:
         place = kernel.place_of(item)
         request: JsonObject = {"action": "run", "item_id": item, **call_parameters(options, kernel)}
-        seen: object = None
+        tried: object = None
         while True:
-            if _stamps(place) != seen:
-                seen = await _try(cli, kernel, item, place, request)
+            if (stamps := _stamps(place)) != tried:
+                tried = stamps
+                checked = await cli.send(kernel, "execute", {"action": "validate", "parameters": {"path": str(place)}})
+                _show(cli, checked, "validate")
+                if not checked.is_error and checked.content.get("valid"):
+                    if _stamps(place) == tried:
+                        kernel.drop_stale_signature(item)
+                        tried = _stamps(place)
+                    _show(cli, await cli.send(kernel, "execute", request), "run")  # like any unsigned file
                 talk("waiting for a change (s: sign, r: run again, q: quit)")
             try:
                 key = await asyncio.wait_for(keys.get(), _LOOK)
@@ -151,20 +162,7 @@ async def _develop(cli: CliSession, item: str, options: Options) -> int:
             if key == "s":
                 _show(cli, await cli.send(kernel, "execute", {"action": "sign", "item_id": item}), "sign")
             if key in {"s", "r"}:
-                seen = None
-
-
-async def _try(cli: CliSession, kernel: Kernel, item: str, place: Path, request: JsonObject) -> object:
-    """Validate an item and, if it is valid, run it like any unsigned file; return the state that was tried."""
-    tried = _stamps(place)
-    found = await cli.send(kernel, "execute", {"action": "validate", "parameters": {"path": str(place)}})
-    _show(cli, found, "validate")
-    if not found.is_error and found.content.get("valid"):
-        if _stamps(place) == tried:
-            kernel.drop_stale_signature(item)
-            tried = _stamps(place)
-        _show(cli, await cli.send(kernel, "execute", request), "run")
-    return tried
+                tried = None
 
 
 def _show(cli: CliSession, answer: Answer, action: str) -> None:
@@ -179,17 +177,3 @@ def _stamps(place: Path) -> list[tuple[str, int, int]]:
             state = path.stat()
             stamps.append((str(path), state.st_mtime_ns, state.st_size))
     return stamps
-
-
-@contextmanager
-def _single_keys() -> Iterator[None]:
-    """Let single keys be read without Enter, where there is a terminal."""
-    if not sys.stdin.isatty():
-        yield
-        return
-    before = termios.tcgetattr(sys.stdin)
-    tty.setcbreak(sys.stdin)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

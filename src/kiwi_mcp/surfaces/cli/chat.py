@@ -7,13 +7,12 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, suppress
 from pathlib import Path
 from threading import Thread
-from types import FrameType
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from msgspec import convert
 from msgspec.structs import replace
@@ -40,19 +39,15 @@ except ImportError:  # not every Python has it; lines are typed without history 
     readline = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from kiwi_mcp.surfaces.cli.rows import CommandRow
 
 T = TypeVar("T")
 _COMMAND = re.compile(r"/([a-z]+)(?:\s+(.*))?")
 _QUOTES = '"""'
-_HISTORY = ("state", "chat_history")
-_HISTORY_LENGTH = 1_000
 _FAILED, _CANCELLED = 1, 143
 
 
-def converse(_: CommandRow, options: Mapping[str, Json]) -> int:
+def converse(_: CommandRow, options: JsonObject) -> int:
     """Talk with a model until the input ends or the conversation does."""
     cli = CliSession(options)
     with LoopThread() as loop:
@@ -84,56 +79,44 @@ class LoopThread:
     def run(self, work: Coroutine[None, None, T]) -> T:
         """Run work to its end. Ctrl-C, and a signal to end the program, stop it and are raised once it has stopped."""
         made = Future[asyncio.Task[T]]()
-        ended = asyncio.run_coroutine_threadsafe(_ended(work, made), self._loop)
-        with _ended_by_signals():
-            try:
-                return ended.result()
-            except (KeyboardInterrupt, SystemExit):
-                self._loop.call_soon_threadsafe(made.result().cancel)
-                with suppress(CancelledError, KiwiError):
-                    ended.result()
-                raise
+
+        async def outcome() -> T:
+            # In a task of its own, so that it can be stopped and still be waited for.
+            task = asyncio.ensure_future(work)
+            made.set_result(task)
+            await asyncio.wait({task})
+            return task.result()
+
+        ended = asyncio.run_coroutine_threadsafe(outcome(), self._loop)
+        ending = signal.SIGTERM, signal.SIGHUP  # no tool outlives the program
+        before = {number: signal.signal(number, lambda *_: sys.exit(_CANCELLED)) for number in ending}
+        try:
+            return ended.result()
+        except (KeyboardInterrupt, SystemExit):
+            self._loop.call_soon_threadsafe(made.result().cancel)
+            with suppress(CancelledError, KiwiError):
+                ended.result()
+            raise
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
-async def _ended(work: Coroutine[None, None, T], made: Future[asyncio.Task[T]]) -> T:
-    """Await work in a task that `made` gets, so that it can be stopped and still be waited for."""
-    task = asyncio.ensure_future(work)
-    made.set_result(task)
-    await asyncio.wait({task})
-    return task.result()
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Raise `SystemExit` at a signal, so that no tool outlives the program."""
-
-    def leave(_number: int, _frame: FrameType | None) -> None:
-        sys.exit(_CANCELLED)
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def watch(row: CommandRow, options: Mapping[str, Json]) -> int:
+def watch(row: CommandRow, options: JsonObject) -> int:
     """Show what happens in a thread until it ends or waits; Ctrl-C leaves it running."""
-    cli = CliSession(options)
+    cli, request, screen = CliSession(options), request_of(row, options), ThreadScreen()
     if cli.is_json:
-        return cli.tell(row, request_of(row, options))
+        return cli.tell(row, request)
+
+    async def work() -> int:
+        async with cli.opened() as kernel:
+            return _show_end(cli, row, await _followed(kernel, request, Caller(is_owner=True), screen), screen)
+
     try:
-        return run(_watch(cli, row, request_of(row, options)))
+        return run(work())
     except KeyboardInterrupt:
         talk("The thread continues; `kiwi thread cancel` ends it.")
         raise
-
-
-async def _watch(cli: CliSession, row: CommandRow, request: JsonObject) -> int:
-    screen = ThreadScreen()
-    async with cli.opened() as kernel:
-        return _show_end(cli, row, await _followed(kernel, request, Caller(is_owner=True), screen), screen)
 
 
 async def _followed(kernel: Kernel, request: JsonObject, caller: Caller, screen: ThreadScreen) -> Answer:
@@ -156,23 +139,24 @@ def _show_end(cli: CliSession, row: CommandRow, answer: Answer, screen: ThreadSc
     return cli.show(answer, by_wire(row["wire"]))
 
 
-def start_thread(row: CommandRow, options: Mapping[str, Json]) -> int:
+def start_thread(row: CommandRow, options: JsonObject) -> int:
     """Start a thread, with its inputs read by the schema of its item."""
     cli, given = CliSession(options), as_object(options.get("inputs"))
-    schema = cli.parameters_of(as_text(options["item_id"]), "") if given else {}
+    item = as_text(options["item_id"])
+    schema = cli.read(lambda kernel: kernel.parameters_of(item, None)) if given else {}
     declared = as_object(schema.get("properties"))
     inputs = {name: typed(name, as_text(text), as_object(declared.get(name))) for name, text in given.items()}
     return _run_thread(cli, row, {**request_of(row, options), "inputs": inputs})
 
 
-def answer_thread(row: CommandRow, options: Mapping[str, Json]) -> int:
+def answer_thread(row: CommandRow, options: JsonObject) -> int:
     """Answer a question; all further words are the answer."""
     words = [as_text(word) for word in as_list(options.get("answer"))]
     given = {"answer": " ".join(words)} if words else {}
     return _run_thread(CliSession(options), row, {**request_of(row, options), **given})
 
 
-def resume_thread(row: CommandRow, options: Mapping[str, Json]) -> int:
+def resume_thread(row: CommandRow, options: JsonObject) -> int:
     """Continue a thread."""
     return _run_thread(CliSession(options), row, request_of(row, options))
 
@@ -249,7 +233,7 @@ class Chat:
         """What the model does not know yet: the changes that were undone."""
         self._code = 0
 
-    def run(self, options: Mapping[str, Json]) -> int:
+    def run(self, options: JsonObject) -> int:
         """Start or continue the conversation, and send every message; return the exit code."""
         named, is_continued = as_text(options.get("thread_id")), bool(options.get("is_continued"))
         if named and not is_continued:
@@ -265,7 +249,10 @@ class Chat:
         if self._is_asked:
             self._screen.note(f"{as_text(self._thread.get('model'))}. /help shows commands, Ctrl-D ends.")
         try:
-            while self._thread["status"] not in ENDED and self._is_open():
+            while self._thread["status"] not in ENDED:
+                if not self._is_asked and self._thread.get("waits_for") == "approval":
+                    self._code = ApprovalRequired.exit_code  # without a terminal no call can be approved
+                    break
                 message = lines.read("? " if self._thread.get("questions") else "> ")
                 if message is None or not self._is_handled(message):
                     break
@@ -273,12 +260,12 @@ class Chat:
             lines.close()
         return self._code
 
-    def _started(self, options: Mapping[str, Json]) -> Answer:
+    def _started(self, options: JsonObject) -> Answer:
         wanted: JsonObject = {"action": "start", "item_id": options.get("directive") or "chat", "conversation": True}
         request = {**wanted, **{name: options[name] for name in ("model",) if name in options}}
         return self._loop.run(self._kernel.call("thread", request, Caller(ask=self._ask, is_owner=True)))
 
-    def _continued(self, named: str, options: Mapping[str, Json]) -> Answer:
+    def _continued(self, named: str, options: JsonObject) -> Answer:
         """Return the conversation that is named, or the newest one of this project, and show its last reply."""
         if options.get("directive"):
             raise InvalidRequest("A conversation keeps its directive.", suggestion="Leave `--directive` out.")
@@ -305,13 +292,6 @@ class Chat:
         is_idle = shown.content.get("waits_for") == "message" or shown.content.get("questions")
         return shown if is_idle else self._loop.run(self._turn({**request, "wait": True}))
 
-    def _is_open(self) -> bool:
-        """Whether the next line can be used: without a terminal no call can be approved."""
-        if self._is_asked or self._thread.get("waits_for") != "approval":
-            return True
-        self._code = ApprovalRequired.exit_code
-        return False
-
     def _is_handled(self, message: str) -> bool:
         """Send a message or carry out a command; return False if it ends the conversation."""
         command = _COMMAND.fullmatch(message.strip())
@@ -320,17 +300,20 @@ class Chat:
         if command and command[1] in {"quit", "exit"}:
             return False
         try:
-            if command:
-                self._command(command[1], (command[2] or "").strip())
-            else:
+            if command is None:
                 self._send(message)
+            elif (act := _COMMANDS.get(command[1])) is not None:
+                act(self, (command[2] or "").strip())
+            else:
+                fix = "A message that begins with a blank is sent as it is. /help shows the commands."
+                raise InvalidRequest(f"There is no command /{command[1]}.", suggestion=fix)
         except KiwiError as error:
             self._screen.end_text()
             show_error(error.to_response(), is_json=self._is_json)
             self._code = error.exit_code
         except KeyboardInterrupt:
             self._screen.note("stopped")
-            self._note(self._call("thread", {"action": "show", "thread_id": self._thread["thread_id"]}))
+            self._note(self._own("show"))
         return True
 
     def _send(self, message: str) -> None:
@@ -380,17 +363,9 @@ class Chat:
         if as_object(self._thread["usage"])["turns"]:
             self._screen.note(usage_line(self._thread))
 
-    def _command(self, name: str, words: str) -> None:
-        command = _COMMANDS.get(name)
-        if command is None:
-            fix = "A message that begins with a blank is sent as it is. /help shows the commands."
-            raise InvalidRequest(f"There is no command /{name}.", suggestion=fix)
-        command.act(self, words)
-
     def undo(self, _: str) -> None:
-        """Undo the newest change of this conversation, and tell the model with the next message."""
-        shown = self._call("thread", {"action": "show", "thread_id": self._thread["thread_id"]})
-        ours = {as_object(event).get("run_id") for event in as_list(shown.content.get("events"))}
+        """Undo the newest change to files."""
+        ours = {as_object(event).get("run_id") for event in as_list(self._own("show").content.get("events"))}
         listed = [as_object(one) for one in as_list(self._call("undo", {"action": "list"}).content.get("checkpoints"))]
         left = ours - {one.get("undoes") for one in listed}
         run = next((one for one in listed if one.get("run_id") in left), None)
@@ -400,34 +375,33 @@ class Chat:
         answer = self._call("undo", {"action": "apply", "run_id": run["run_id"]})
         self._show(answer, ("undo", "apply"))
         if not answer.is_error:
+            # The model is told with the next message.
             self._undone += f"(I undid what {as_text(run.get('tool_id'))} changed, run {run['run_id']}.)\n\n"
 
     def tools(self, _: str) -> None:
         """List the tools that the model sees."""
-        shown = self._call("thread", {"action": "show", "thread_id": self._thread["thread_id"]})
-        prompts = [one for one in map(as_object, as_list(shown.content.get("events"))) if one.get("kind") == "prompt"]
-        for tool in map(as_object, as_list(prompts[0].get("tools")) if prompts else ()):
+        events = map(as_object, as_list(self._own("show").content.get("events")))
+        prompt = next((one for one in events if one.get("kind") == "prompt"), {})
+        for tool in map(as_object, as_list(prompt.get("tools"))):
             about = first_sentence(as_text(tool.get("description")))
             self._screen.note(f"{as_text(tool.get('name')):<20} {about}", style="")
 
     def cost(self, _: str) -> None:
         """Show what the conversation cost."""
-        costs = self._call("thread", {"action": "costs", "thread_id": self._thread["thread_id"]})
-        self._show(costs, ("thread", "costs"))
+        self._show(self._own("costs"), ("thread", "costs"))
         self._screen.note(usage_line(self._thread))
 
     def model(self, words: str) -> None:
-        """Show the model, or continue with another one."""
+        """Show the model; with a name, continue with that one."""
         if words:
-            request: JsonObject = {"action": "resume", "thread_id": self._thread["thread_id"], "model": words}
-            answer = self._call("thread", request)
+            answer = self._own("resume", model=words)
             if answer.error is not None:
                 raise answer.error
             self._thread = answer.content
         self._screen.note(as_text(self._thread.get("model")))
 
     def skill(self, words: str) -> None:
-        """Load a skill with the next message, or list the skills."""
+        """List the skills; with a name, load that one."""
         if not words:
             self._show(self._call("skill", {"action": "list"}), ("skill", "list"))
             return
@@ -438,7 +412,7 @@ class Chat:
         self._screen.note(f"{words} is loaded with your next message.")
 
     def expand(self, words: str) -> None:
-        """Show a call with its arguments and its result: the last one, or the one with a number."""
+        """Show the last call whole; with a number, that one."""
         calls = [call for call in self._screen.calls if not words or str(call.number) == words]
         if not calls:
             self._screen.note("There is no such call.")
@@ -447,8 +421,8 @@ class Chat:
 
     def help(self, _: str) -> None:
         """Show the commands."""
-        for name, command in _COMMANDS.items():
-            self._screen.note(f"/{name:<8} {command.about}", style="")
+        for name, act in _COMMANDS.items():
+            self._screen.note(f"/{name:<8} {act.__doc__}", style="")
         self._screen.note('A line that ends with \\ continues; """ begins and ends several lines.', style="")
         self._screen.note("Ctrl-C stops the turn, Ctrl-O is /expand, Ctrl-D or /quit ends.", style="")
 
@@ -462,23 +436,15 @@ class Chat:
     def _call(self, verb: str, request: JsonObject) -> Answer:
         return self._loop.run(self._kernel.call(verb, request, Caller(is_owner=True)))
 
-
-class ChatCommand(NamedTuple):
-    """A command of the chat."""
-
-    about: str
-    act: Callable[[Chat, str], None]
+    def _own(self, action: str, **arguments: Json) -> Answer:
+        """Make a request about the thread of this conversation."""
+        return self._call("thread", {"action": action, "thread_id": self._thread["thread_id"], **arguments})
 
 
-_COMMANDS = {
-    "undo": ChatCommand("Undo the newest change to files.", Chat.undo),
-    "tools": ChatCommand("List the tools that the model sees.", Chat.tools),
-    "cost": ChatCommand("Show what the conversation cost.", Chat.cost),
-    "model": ChatCommand("Show the model; with a name, continue with that one.", Chat.model),
-    "skill": ChatCommand("List the skills; with a name, load that one.", Chat.skill),
-    "expand": ChatCommand("Show the last call whole; with a number, that one.", Chat.expand),
-    "help": ChatCommand("Show the commands.", Chat.help),
+_COMMANDS: Mapping[str, Callable[[Chat, str], None]] = {
+    act.__name__: act for act in (Chat.undo, Chat.tools, Chat.cost, Chat.model, Chat.skill, Chat.expand, Chat.help)
 }
+"""The commands inside a conversation; the docstring of each is its line in `/help`."""
 
 
 def usage_line(thread: JsonObject) -> str:
@@ -497,19 +463,21 @@ class _Lines:
         self._is_asked = is_asked
         self._path: Path | None = None
         if is_asked and readline is not None:
-            self._path = user_space().joinpath(*_HISTORY)
+            self._path = user_space() / "state" / "chat_history"
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(os.open(self._path, os.O_CREAT | os.O_WRONLY, 0o600))
             with suppress(OSError):  # damaged: it begins anew
                 readline.read_history_file(self._path)
-            readline.set_history_length(_HISTORY_LENGTH)
+            readline.set_history_length(1_000)
             readline.parse_and_bind(r'"\C-o": "\C-a\C-k/expand\C-m"')
 
     def read(self, prompt: str) -> str | None:
         """Return the next message; None at the end of the input."""
+        if not self._is_asked:
+            prompt = ""
         while True:
             try:
-                return self._message(prompt)
+                return self._message(prompt, "… " if self._is_asked else "")
             except KeyboardInterrupt:  # what was typed is dropped
                 sys.stdout.write("\n")
             except EOFError:
@@ -519,21 +487,17 @@ class _Lines:
             except UnicodeDecodeError as error:
                 raise InvalidRequest("The input is not text.", suggestion="Send UTF-8.") from error
 
-    def _message(self, prompt: str) -> str:
-        line = self._line(prompt)
-        if line.startswith(_QUOTES):
-            lines = [line.removeprefix(_QUOTES)]
+    def _message(self, prompt: str, further: str) -> str:
+        lines = [input(prompt)]
+        if lines[0].startswith(_QUOTES):
+            lines = [lines[0].removeprefix(_QUOTES)]
             while not lines[-1].endswith(_QUOTES):
-                lines.append(self._line("… "))
+                lines.append(input(further))
             return "\n".join(lines).removesuffix(_QUOTES).strip("\n")
-        lines = [line]
         while lines[-1].endswith("\\"):
             lines[-1] = lines[-1].removesuffix("\\")
-            lines.append(self._line("… "))
+            lines.append(input(further))
         return "\n".join(lines)
-
-    def _line(self, prompt: str) -> str:
-        return input(prompt if self._is_asked else "")
 
     def close(self) -> None:
         """Store the history, which only its owner can read."""

@@ -166,14 +166,22 @@ def did_you_mean(word: str, known: Iterable[str], lead: str = "") -> str:
 
 
 def _page(words: list[str]) -> str:
+    rows, groups = table()["commands"], table()["groups"]
     if not words or words[0].startswith("-"):
-        return _first_page()
+        lines = ["Usage: kiwi COMMAND [ARGUMENTS] [OPTIONS]\n\n", f"{_ABOUT}\n\nEveryday commands:\n"]
+        lines += [_entry(row["everyday"], _first_sentence(row["help"])) for row in rows if "everyday" in row]
+        lines.append("\nGroups (`kiwi GROUP --help` lists their commands):\n")
+        lines += [_entry(name, text) for name, text in groups.items() if " " not in name and name not in _OTHERS]
+        lines.append("\nOthers:\n")
+        lines += [_entry(row["path"], _first_sentence(row["help"])) for row in rows if row["path"] in _OTHERS]
+        lines.append("\n`kiwi COMMAND --help` shows the options of a command. Every command takes --json.\n")
+        return "".join(lines)
     name = " ".join(words)
-    if name in table()["groups"] and not any(row["path"] == name for row in table()["commands"]):
-        rows = [row for row in table()["commands"] if row["path"].startswith(f"{name} ")]
-        return f"Usage: kiwi {name} COMMAND\n\n{table()['groups'][name]}\n\nCommands:\n{_list(rows, name)}"
+    if name in groups and not any(row["path"] == name for row in rows):
+        inner = [row for row in rows if row["path"].startswith(f"{name} ")]
+        return f"Usage: kiwi {name} COMMAND\n\n{groups[name]}\n\nCommands:\n{_list(inner, name)}"
     # An older name may mean several commands: all of them are listed.
-    sharing = [row for row in table()["commands"] if any(one.split()[:1] == words[:1] for one in row["aliases"])]
+    sharing = [row for row in rows if any(one.split()[:1] == words[:1] for one in row["aliases"])]
     if len(words) == 1 and len(sharing) > 1:
         return f"`kiwi {name}` stands for these commands:\n\n{_list(sharing)}"
     try:
@@ -185,18 +193,6 @@ def _page(words: list[str]) -> str:
     return _command_page(row)
 
 
-def _first_page() -> str:
-    rows, groups = table()["commands"], table()["groups"]
-    lines = ["Usage: kiwi COMMAND [ARGUMENTS] [OPTIONS]\n\n", f"{_ABOUT}\n\nEveryday commands:\n"]
-    lines += [_entry(row["everyday"], _first_sentence(row["help"])) for row in rows if "everyday" in row]
-    lines.append("\nGroups (`kiwi GROUP --help` lists their commands):\n")
-    lines += [_entry(name, text) for name, text in groups.items() if " " not in name and name not in _OTHERS]
-    lines.append("\nOthers:\n")
-    lines += [_entry(row["path"], _first_sentence(row["help"])) for row in rows if row["path"] in _OTHERS]
-    lines.append("\n`kiwi COMMAND --help` shows the options of a command. Every command takes --json.\n")
-    return "".join(lines)
-
-
 def _list(rows: Sequence[CommandRow], group: str = "") -> str:
     """Return a line for each command, without the name of the group that they are in."""
     names = [" ".join([row["path"].removeprefix(group).strip(), *_metavars(row)]) for row in rows]
@@ -205,13 +201,17 @@ def _list(rows: Sequence[CommandRow], group: str = "") -> str:
 
 def _command_page(row: CommandRow) -> str:
     arguments = [option for option in row["options"] if "flags" not in option]
-    options = [option for option in options_of(row) if "flags" in option]
     lines = [" ".join(["Usage: kiwi", row["path"], *_metavars(row), "[OPTIONS]"]), f"\n\n{row['help']}\n"]
     if arguments:
         lines.append("\nArguments:\n")
         lines += [_entry(_metavar(option), option["help"]) for option in arguments]
     lines.append("\nOptions:\n")
-    lines += [_entry(_flags(option), _described(option)) for option in options]
+    for option in options_of(row):
+        if "flags" in option:
+            flags = ", ".join(sorted(option["flags"], key=len))
+            value = "" if option["input"] == "flag" else f" {option.get('metavar', '')}"
+            default = f" [default: {option['default']}]" if option.get("default") is not None else ""
+            lines.append(_entry(f"{flags}{value}", f"{option['help']}{default}"))
     lines.append(_entry("-h, --help", "Show this page."))
     if about := row.get("about"):
         lines.append(f"\n{about}\n")
@@ -230,16 +230,6 @@ def _metavars(row: CommandRow) -> Iterator[str]:
 def _metavar(option: OptionRow) -> str:
     name = option.get("metavar", "")
     return f"{name}…" if option.get("many") and not name.endswith("…") else name
-
-
-def _flags(option: OptionRow) -> str:
-    flags = ", ".join(sorted(option.get("flags", ()), key=len))
-    return flags if option["input"] == "flag" else f"{flags} {option.get('metavar', '')}"
-
-
-def _described(option: OptionRow) -> str:
-    default = option.get("default")
-    return option["help"] if default is None else f"{option['help']} [default: {default}]"
 
 
 def _first_sentence(text: str) -> str:

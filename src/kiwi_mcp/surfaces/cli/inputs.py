@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
@@ -32,11 +32,7 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
         self._path = row["path"]
 
-    def error(self, message: str) -> NoReturn:
-        # An optional argument without a value comes as a usage error too.
-        self.refuse(message)
-
-    def refuse(self, message: str, hint: str = "") -> NoReturn:
+    def error(self, message: str, hint: str = "") -> NoReturn:
         raise UsageError(
             f"{message[:1].upper()}{message[1:]}.".replace(_AFTER_DASHES, ""),
             f"{hint}`kiwi {self._path} --help` shows how it is used.",
@@ -45,7 +41,8 @@ class _Parser(argparse.ArgumentParser):
 
 def parse(row: CommandRow, words: Sequence[str]) -> Given:
     """Return the texts of each option; those of `parameters` and `command` are lists of words."""
-    before, after = _divided(words)
+    place = words.index("--") if "--" in words else len(words)
+    before, after = [*words[:place]], [*words[place + 1 :]]
     options = options_of(row)
     command = next((option for option in options if option["input"] == "command"), None)
     if command is None:
@@ -72,17 +69,10 @@ def parse(row: CommandRow, words: Sequence[str]) -> Given:
         hint = did_you_mean(left[0], (flag for option in options for flag in option.get("flags") or ()))
         if command is not None and not left[0].startswith("-"):
             hint = f"Put `--` before its command: `kiwi {row['path']} NAME -- {left[0]} …`. "
-        parser.refuse(f"unknown argument{'s' * (len(left) > 1)}: {' '.join(left)}", hint)
+        parser.error(f"unknown argument{'s' * (len(left) > 1)}: {' '.join(left)}", hint)
     if command is not None:
         given[command["field"]] = after
     return given
-
-
-def _divided(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    if "--" not in words:
-        return [*words], []
-    place = words.index("--")
-    return [*words[:place]], [*words[place + 1 :]]
 
 
 def _plain(value: object) -> object:
@@ -101,10 +91,8 @@ def read(row: CommandRow, given: Given) -> dict[str, Json]:
     values: dict[str, Json] = {}
     for option in options_of(row):
         field = option["field"]
-        if field not in given or field in values:
-            continue
-        texts = given[field]
-        values[field] = _WHOLE.get(option["input"], _each)(texts, option)
+        if field in given and field not in values:
+            values[field] = _value(given[field], option)
     return values
 
 
@@ -116,29 +104,43 @@ def here() -> Path:
         raise NotFound("The current folder no longer exists.", suggestion="Change to one that does.") from error
 
 
-def _each(texts: object, option: OptionRow) -> Json:
-    convert = _SINGLE.get(option["input"])
+def _value(texts: object, option: OptionRow) -> Json:
+    """Return the value of what was typed for an option: one text, several, or that a flag is set."""
+    flag = option.get("flags", [option["field"]])[0]
+    several = texts if isinstance(texts, list) else []
+    match option["input"]:
+        case "files":
+            return {Path(name).name: _content(Path(name)) for name in several}
+        case "pairs":
+            return _named_values(several, flag)
     if isinstance(texts, list):
-        return [convert(text, option) if convert else text for text in texts]
-    if convert and isinstance(texts, str):
-        return convert(texts, option)
-    return texts if isinstance(texts, str | bool) else str(texts)
+        return [_single(text, option["input"], flag) for text in texts]
+    if isinstance(texts, str):
+        return _single(texts, option["input"], flag)
+    return texts if isinstance(texts, bool) else str(texts)
 
 
-def _number(text: str, option: OptionRow) -> Json:
-    try:
-        return int(text)
-    except ValueError:
-        flag = option.get("flags", [option["field"]])[0]
-        raise UsageError(f"`{flag}` takes a number, not {text!r}.", f"Write {flag} 10, or see --help.") from None
-
-
-def _path(text: str, _: OptionRow) -> Json:
-    return str(here() / Path(text).expanduser())
-
-
-def _file(text: str, _: OptionRow) -> Json:
-    return {"name": Path(text).name, "text": _content(Path(text))}
+def _single(text: str, kind: str, flag: str) -> Json:
+    match kind:
+        case "number":
+            try:
+                return int(text)
+            except ValueError:
+                hint = f"Write {flag} 10, or see --help."
+                raise UsageError(f"`{flag}` takes a number, not {text!r}.", hint) from None
+        case "path":
+            return str(here() / Path(text).expanduser())
+        case "file":
+            return {"name": Path(text).name, "text": _content(Path(text))}
+        case "json":
+            return read_object(text)
+        case "commas":
+            return [word.strip() for word in text.split(",") if word.strip()]
+        case "variable" if _VARIABLE.fullmatch(text):
+            # Only a text that looks like a name becomes one: a token given by mistake must not end up in a file.
+            return f"${{{text}}}"
+        case _:
+            return text
 
 
 def _content(path: Path) -> str:
@@ -148,29 +150,10 @@ def _content(path: Path) -> str:
         raise InvalidRequest(f"{path} cannot be read: {error}.", suggestion="Name a readable text file.") from error
 
 
-def _object(text: str, _: OptionRow) -> Json:
-    return read_object(text)
-
-
-def _commas(text: str, _: OptionRow) -> Json:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _variable(text: str, _: OptionRow) -> Json:
-    # Only a text that looks like a name becomes one: a token given by mistake must not end up in a file.
-    return f"${{{text}}}" if _VARIABLE.fullmatch(text) else text
-
-
-def _files(texts: object, _: OptionRow) -> Json:
-    names = texts if isinstance(texts, list) else []
-    return {Path(name).name: _content(Path(name)) for name in names}
-
-
-def _named_values(texts: object, option: OptionRow) -> Json:
+def _named_values(words: Sequence[str], flag: str) -> JsonObject:
     """Return NAME=VALUE words, or `Name: value` as headers are written elsewhere, as an object."""
     found: dict[str, Json] = {}
-    flag = option.get("flags", [option["field"]])[0]
-    for word in texts if isinstance(texts, list) else []:
+    for word in words:
         mark = "=" if "=" in word and (":" not in word or word.index("=") < word.index(":")) else ":"
         name, given, value = word.partition(mark)
         if not given or not name.strip():
@@ -179,48 +162,27 @@ def _named_values(texts: object, option: OptionRow) -> Json:
     return found
 
 
-_SINGLE: Mapping[str, Callable[[str, OptionRow], Json]] = {
-    "number": _number,
-    "path": _path,
-    "file": _file,
-    "json": _object,
-    "commas": _commas,
-    "variable": _variable,
-}
-_WHOLE: Mapping[str, Callable[[object, OptionRow], Json]] = {"files": _files, "pairs": _named_values}
-
-
 def read_object(text: str) -> JsonObject:
     """Return the JSON object that is given as text, as `@file`, or as `-` for standard input."""
+    fix = """Send an object such as '{"name": "Ada"}'."""
+    is_read = text == "-" or text.startswith("@")
     try:
-        value: Json = json.loads(_source(text))
+        if text == "-":
+            text = sys.stdin.read(_READ_LIMIT + 1)
+        elif is_read:
+            path = Path(text[1:])
+            if not path.is_file():
+                raise InvalidRequest(f"{path} is not a file.", suggestion="Name a file after the @.")
+            with path.open(encoding="utf-8") as file:
+                text = file.read(_READ_LIMIT + 1)
+        if is_read and len(text) > _READ_LIMIT:
+            raise TooLarge("The input", size=None, limit=_READ_LIMIT)
+        value: Json = json.loads(text)
     except (ValueError, RecursionError, OSError) as error:
-        raise InvalidRequest(
-            f"That is not JSON: {error}.", suggestion="""Send an object such as '{"name": "Ada"}'."""
-        ) from error
+        raise InvalidRequest(f"That is not JSON: {error}.", suggestion=fix) from error
     if not isinstance(value, Mapping):
-        raise InvalidRequest(
-            "A JSON object is needed here.", suggestion="""Send an object such as '{"name": "Ada"}'."""
-        )
+        raise InvalidRequest("A JSON object is needed here.", suggestion=fix)
     return value
-
-
-def _source(text: str) -> str:
-    if text == "-":
-        return _limited(sys.stdin.read(_READ_LIMIT + 1))
-    if text.startswith("@"):
-        path = Path(text[1:])
-        if not path.is_file():
-            raise InvalidRequest(f"{path} is not a file.", suggestion="Name a file after the @.")
-        with path.open(encoding="utf-8") as file:
-            return _limited(file.read(_READ_LIMIT + 1))
-    return text
-
-
-def _limited(text: str) -> str:
-    if len(text) > _READ_LIMIT:
-        raise TooLarge("The input", size=None, limit=_READ_LIMIT)
-    return text
 
 
 def from_words(words: Sequence[str], schema: JsonObject) -> JsonObject:
@@ -234,8 +196,14 @@ def from_words(words: Sequence[str], schema: JsonObject) -> JsonObject:
             if declared.get("type", "boolean") != "boolean":
                 raise InvalidRequest(f"--{name} needs a value.", suggestion=f"Write --{name} VALUE, or {name}=VALUE.")
             given[name] = True
+        elif is_json:
+            try:
+                given[name] = json.loads(text)
+            except ValueError as error:
+                fix = f"Write {name}=text for plain text."
+                raise InvalidRequest(f"{name}: {text!r} is not JSON.", suggestion=fix) from error
         else:
-            given[name] = _json(name, text) if is_json else typed(name, text, declared)
+            given[name] = typed(name, text, declared)
     return given
 
 
@@ -249,29 +217,14 @@ def _pairs(words: Sequence[str], flags: AbstractSet[str]) -> Iterator[tuple[str,
         if mark and name.endswith(":"):
             yield name[:-1], value, True
         elif mark:
-            yield _name(name, is_flag), value, False
+            yield name.replace("-", "_") if is_flag else name, value, False
         elif is_flag:
-            parameter = _name(name, is_flag)
-            is_alone = not waiting or (parameter in flags and waiting[0].lower() not in _SPELLINGS)
-            yield parameter, None if is_alone else waiting.popleft(), False
+            name = name.replace("-", "_")
+            is_alone = not waiting or (name in flags and waiting[0].lower() not in _SPELLINGS)
+            yield name, None if is_alone else waiting.popleft(), False
         else:
-            raise InvalidRequest(
-                f"{word!r} is not a parameter.", suggestion="Write name=value, --name value, or name:=json."
-            )
-
-
-def _name(text: str, is_flag: bool) -> str:
-    return text.replace("-", "_") if is_flag else text
-
-
-def _json(name: str, text: str) -> Json:
-    try:
-        value: Json = json.loads(text)
-    except ValueError as error:
-        raise InvalidRequest(
-            f"{name}: {text!r} is not JSON.", suggestion=f"Write {name}=text for plain text."
-        ) from error
-    return value
+            hint = "Write name=value, --name value, or name:=json."
+            raise InvalidRequest(f"{word!r} is not a parameter.", suggestion=hint)
 
 
 def typed(name: str, text: str, schema: JsonObject) -> Json:

@@ -16,7 +16,6 @@ from kiwi_mcp.domain.safe_text import escape_controls
 from kiwi_mcp.primitives import browser
 from kiwi_mcp.surfaces.cli.screen import talk
 
-_SHORT_PROMPT = "[y]es / [N]o: "
 _YES: JsonObject = {"action": "accept", "content": {"approve": True, "always": "none"}}
 _NO: JsonObject = {"action": "decline"}
 _SECRET_LIMIT = 100_000
@@ -27,20 +26,20 @@ _LETTERS = {"this tool": "always for this [t]ool", "this server": "always for th
 
 def owner_prompt(*, is_yes: bool) -> Ask:
     """Return how Kiwi's own questions are answered: by `--yes`, on the terminal, or not at all without one."""
-    if is_yes:
-        return _agreed
-    return _one_at_a_time(_on_terminal) if sys.stdin.isatty() and sys.stderr.isatty() else no_answers
+    if not is_yes and not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return no_answers
+    lock = asyncio.Lock()  # calls that run at once ask one after the other: there is one terminal
 
-
-def _one_at_a_time(ask: Ask) -> Ask:
-    """Return a way to ask for calls that run at once: there is one terminal."""
-    lock = asyncio.Lock()
-
-    async def asking(questions: Questions) -> Answers:
+    async def ask(questions: Questions) -> Answers:
+        # The questions of a tool are refused: on the command line, only Kiwi's own are asked.
+        if not all(question.is_own for question in questions.values()):
+            raise Unanswered(sorted({question.method for question in questions.values()}))
+        if is_yes:
+            return dict.fromkeys(questions, _YES)
         async with lock:
-            return await ask(questions)
+            return {key: await _asked(question) for key, question in questions.items()}
 
-    return asking
+    return ask
 
 
 def confirm(message: str, *, is_yes: bool) -> bool:
@@ -58,32 +57,14 @@ async def is_confirmed(message: str, ask: Ask) -> bool:
     return (await ask({"confirm": question}))["confirm"] == _YES
 
 
-async def _agreed(questions: Questions) -> Answers:
-    _refuse_others(questions)
-    return dict.fromkeys(questions, _YES)
-
-
-async def _on_terminal(questions: Questions) -> Answers:
-    _refuse_others(questions)
-    return {key: await _asked(question) for key, question in questions.items()}
-
-
-def _refuse_others(questions: Questions) -> None:
-    """Refuse the questions of a tool: on the command line, only Kiwi's own are asked."""
-    if not all(question.is_own for question in questions.values()):
-        raise Unanswered(sorted({question.method for question in questions.values()}))
-
-
 async def _asked(question: Question) -> JsonObject:
     talk(f"\n{as_text(question.params.get('message'))}\n")
     asked = as_object(as_object(question.params.get("requestedSchema")).get("properties"))
     _forget_typed()
     if texts := [name for name, field in asked.items() if as_object(field).keys() == {"type"}]:
-        sys.stderr.write("> ")
-        sys.stderr.flush()
-        return {"action": "accept", "content": {texts[0]: (await _typed()).strip()}}
+        return {"action": "accept", "content": {texts[0]: (await _typed("> ")).strip()}}
     answers = tuple(map(as_text, as_list(as_object(asked.get("always")).get("enum"))))
-    typed = await _prompted(_choices(answers, "[N]o") if answers else _SHORT_PROMPT)
+    typed = (await _typed(_choices(answers, "[N]o") if answers else "[y]es / [N]o: ")).strip().lower()
     if always := _always(typed, answers):
         return {"action": "accept", "content": {"approve": True, "always": always}}
     return _YES if typed in _ONCE else _NO
@@ -100,26 +81,18 @@ def _always(typed: str, answers: Sequence[str]) -> str:
 async def approval_answer(answers: Sequence[str]) -> dict[str, Json]:
     """Return the request that a typed answer to an approval means; empty to let it wait. `answers` are for later."""
     _forget_typed()
-    typed = await _prompted(_choices(answers, "[n]o / Enter: later"))
+    typed = (await _typed(_choices(answers, "[n]o / Enter: later"))).strip().lower()
     if typed in {"n", "no"}:
         return {"action": "deny"}
     always = _always(typed, answers)
     return {"action": "approve", "always": always or "none"} if always or typed in _ONCE else {}
 
 
-async def _prompted(prompt: str) -> str:
-    sys.stderr.write(escape_controls(prompt))
-    sys.stderr.flush()
-    return (await _typed()).strip().lower()
-
-
 async def ask_text(message: str) -> str | None:
     """Show a question, and return the line that is typed; None at the end of the input."""
     talk(f"\n{message}")
     _forget_typed()
-    sys.stderr.write("? ")
-    sys.stderr.flush()
-    line = await _typed()
+    line = await _typed("? ")
     return line.strip() if line else None
 
 
@@ -129,8 +102,14 @@ def _forget_typed() -> None:
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
 
 
-async def _typed() -> str:
+def _write(prompt: str) -> None:
+    sys.stderr.write(escape_controls(prompt))
+    sys.stderr.flush()
+
+
+async def _typed(prompt: str) -> str:
     """Return a line that is typed; waiting for it can be cancelled, as a thread cannot."""
+    _write(prompt)
     loop = asyncio.get_running_loop()
     line: asyncio.Future[str] = loop.create_future()
 
@@ -156,8 +135,7 @@ def ask_network(rows: Iterable[JsonObject]) -> Mapping[str, Sequence[str]]:
         named = [word for word in line.split()[4:] if word not in {"--host", "HOST"}]
         _forget_typed()
         first = f"[y] {' '.join(named)} / " if named else ""
-        sys.stderr.write(escape_controls(f"{name:<24} {first}HOST / any / [Enter] nothing: "))
-        sys.stderr.flush()
+        _write(f"{name:<24} {first}HOST / any / [Enter] nothing: ")
         words = sys.stdin.readline().replace(",", " ").split()
         hosts = named if words in (["y"], ["yes"]) else ["*"] if words in (["any"], ["*"]) else words
         if hosts:

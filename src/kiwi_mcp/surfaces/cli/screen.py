@@ -22,7 +22,6 @@ from kiwi_mcp.kernel.view import (
     TableRow,
     ViewItem,
     issue_text,
-    message_items,
     warning_rows,
 )
 
@@ -94,23 +93,6 @@ def talk(text: str) -> None:
     sys.stderr.write((coloured(safe) if sys.stderr.isatty() else safe) + "\n")
 
 
-def show_message(content: JsonObject, screen: Screen) -> None:
-    """Show an answer that is a sentence."""
-    screen.show(message_items(content))
-
-
-def _as_typed(content: JsonObject) -> str:
-    """Return what to do next as it is typed in a terminal; the suggestion itself is written for callers of any kind."""
-    hint, item = as_text(content.get("suggestion")), as_text(content.get("tool_id"))
-    if schema := as_object(content.get("parameters_schema")):
-        needed = as_list(schema.get("required"))
-        names = (f"{name}=…" if name in needed else f"[{name}=…]" for name in as_object(schema.get("properties")))
-        return f"`kiwi run {' '.join([item, *names])}`; `kiwi load {item}` describes them."
-    if content.get("code") == "project_path_required":
-        return "Change to a folder of your own, or name one: `--project FOLDER`. `kiwi init` makes a folder a project."
-    return hint.replace(f"create .ai/tools/{item}.yaml", f"write one: `kiwi new {item} --python`")
-
-
 def show_error(content: JsonObject, *, is_json: bool) -> None:
     """Show a refusal or a failure, with what to do next."""
     if is_json:
@@ -129,6 +111,14 @@ def show_error(content: JsonObject, *, is_json: bool) -> None:
         talk(f"reply: {text_of(result)[:2000]}")
     if diff := as_text(content.get("diff")):
         talk(diff.rstrip())
-    hint = _as_typed(content)
+    # What to do next as it is typed in a terminal; the suggestion itself is written for callers of any kind.
+    hint, item = as_text(content.get("suggestion")), as_text(content.get("tool_id"))
+    hint = hint.replace(f"create .ai/tools/{item}.yaml", f"write one: `kiwi new {item} --python`")
+    if schema := as_object(content.get("parameters_schema")):
+        needed = as_list(schema.get("required"))
+        names = (f"{name}=…" if name in needed else f"[{name}=…]" for name in as_object(schema.get("properties")))
+        hint = f"`kiwi run {' '.join([item, *names])}`; `kiwi load {item}` describes them."
+    elif content.get("code") == "project_path_required":
+        hint = "Change to a folder of your own, or name one: `--project FOLDER`. `kiwi init` makes a folder a project."
     if hint and hint not in [issue.get("fix") for issue in issues]:
         talk(f"hint: {hint}")

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -17,13 +17,14 @@ from kiwi_mcp.domain.calls import Answers, Ask, Caller, Questions, no_answers
 from kiwi_mcp.domain.json import Json, JsonObject, as_text
 from kiwi_mcp.domain.outcome import Progress, Report, silent
 from kiwi_mcp.domain.safe_text import escape_controls
-from kiwi_mcp.kernel import Answer, Kernel, UnsignedItem
+from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.kernel.paths import project_around, usable_project, user_space
 from kiwi_mcp.kernel.verb import Verb, payload_of
 from kiwi_mcp.kernel.verbs import by_wire
+from kiwi_mcp.kernel.view import message_items
 from kiwi_mcp.surfaces.cli.help import options_of
 from kiwi_mcp.surfaces.cli.inputs import here
-from kiwi_mcp.surfaces.cli.screen import Screen, show_error, show_message, talk
+from kiwi_mcp.surfaces.cli.screen import Screen, show_error, talk
 
 if TYPE_CHECKING:
     from kiwi_mcp.surfaces.cli.rows import CommandRow
@@ -34,24 +35,37 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _QUIET_SECONDS = 1.0
 _WIDTH = 100
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-_TICK = 0.1
 
 
 class CliSession:
     """One command: its project, how its answer is shown, and the kernel that answers."""
 
     def __init__(self, options: Mapping[str, Json], *, project: Path | None = None, is_json: bool = False) -> None:
-        named = as_text(options.get("project"))
-        self.project = project or (here() / named if named else _default_project())
         self.is_json = is_json or bool(options.get("json"))
+        named = as_text(options.get("project"))
+        # Without a name that of this folder; None in / and in folders of other users, where your own tools still work.
+        self.project = project or (here() / named if named else usable_project(here()))
+        if self.project is None and (around := project_around(here())) is not None:
+            talk(f"warning: {around} belongs to another user, so its .ai folder is not used.")
+            talk(f"hint: If you trust it, add it to `roots:` in {user_space() / 'policy.yaml'}.")
 
     def call(self, verb: str, request: JsonObject, questions: Ask = no_answers) -> Answer:
         """Send one request to the kernel and return its answer; `questions` asks the person meanwhile."""
-        return run(self._call(verb, request, questions))
 
-    async def _call(self, verb: str, request: JsonObject, questions: Ask) -> Answer:
-        async with self.opened() as kernel:
-            return await self.send(kernel, verb, request, questions)
+        async def calling() -> Answer:
+            async with self.opened() as kernel:
+                return await self.send(kernel, verb, request, questions)
+
+        return run(calling())
+
+    def read(self, reading: Callable[[Kernel], T]) -> T:
+        """Return what a function reads from the kernel of this command."""
+
+        async def opened() -> T:
+            async with self.opened() as kernel:
+                return reading(kernel)
+
+        return run(opened())
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Kernel]:
@@ -78,22 +92,6 @@ class CliSession:
         with reporting(" ".join(as_text(word) for word in words if word), is_quiet=is_quiet) as report:
             return await kernel.call(verb, request, Caller(report, paused(report, questions), is_owner=True))
 
-    def parameters_of(self, item: str, item_type: str) -> JsonObject:
-        """Return the JSON schema of an item's parameters, by which typed texts are read."""
-        return run(self._parameters_of(item, item_type))
-
-    async def _parameters_of(self, item: str, item_type: str) -> JsonObject:
-        async with self.opened() as kernel:
-            return kernel.parameters_of(item, item_type or None)
-
-    def unsigned_items(self) -> Sequence[UnsignedItem]:
-        """Return what is new or changed since it was signed, as `Kernel.unsigned_items` does."""
-        return run(self._unsigned_items())
-
-    async def _unsigned_items(self) -> Sequence[UnsignedItem]:
-        async with self.opened() as kernel:
-            return kernel.unsigned_items()
-
     def tell(self, row: CommandRow, request: JsonObject, *, is_raw: bool = False, questions: Ask = no_answers) -> int:
         """Send the request of a command, show the answer, and return the exit code."""
         answer = self.call(row["wire"][0], request, questions)
@@ -107,20 +105,10 @@ class CliSession:
         elif answer.is_error:
             show_error(answer.content, is_json=False)
         elif verb is None or verb.view is None:
-            show_message(answer.content, screen)
+            screen.show(message_items(answer.content))
         else:
             screen.show(verb.view(answer.response or convert(answer.content, verb.response)))
         return answer.exit_code
-
-
-def _default_project() -> Path | None:
-    """Return the project of this folder; None in / and in folders of other users, where your own tools still work."""
-    start = here()
-    found = usable_project(start)
-    if found is None and (around := project_around(start)) is not None:
-        talk(f"warning: {around} belongs to another user, so its .ai folder is not used.")
-        talk(f"hint: If you trust it, add it to `roots:` in {user_space() / 'policy.yaml'}.")
-    return found
 
 
 def request_of(row: CommandRow, options: Mapping[str, Json]) -> dict[str, Json]:
@@ -201,7 +189,7 @@ class StatusLine:
         sys.stderr.write(f"\r\x1b[2K{_FRAMES[self._frame]} {self._text}")
         sys.stderr.flush()
         self._is_drawn = True
-        self._timer = asyncio.get_running_loop().call_later(_TICK, self._draw)
+        self._timer = asyncio.get_running_loop().call_later(0.1, self._draw)
 
 
 class _PlainLines:
