@@ -18,10 +18,9 @@ from msgspec.structs import replace
 from tests.sandbox.conftest import PLAIN_PATH, Warden, run_confined
 
 from kiwi_mcp.domain.errors import IsolationUnavailable
-from kiwi_mcp.domain.isolation import SandboxProfile
+from kiwi_mcp.domain.isolation import SandboxProfile, StartGate
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.domain.process import StartGate
 from kiwi_mcp.primitives.egress_proxy import TASK, serve_proxy
 from kiwi_mcp.primitives.http.addresses import HostRules, Lookup
 from kiwi_mcp.primitives.http.traffic_log import TrafficLog

@@ -126,11 +126,8 @@ class ToolNotFound(NotFound):
     code, error = "tool_not_found", "Tool not found"
 
     def __init__(self, tool_id: str, *, near: Sequence[str] = ()) -> None:
-        super().__init__(
-            f"No tool named {tool_id!r} in the project, user, registry or built-in catalog, or on an MCP server.",
-            suggestion="",
-            tool_id=tool_id,
-        )
+        message = f"No tool named {tool_id!r} in the project, user, registry or built-in catalog, or on an MCP server."
+        super().__init__(message, suggestion="", tool_id=tool_id)
         self.tool_id, self.near, self.is_unknown = tool_id, tuple(near), True
         self.suggest(near)
 
@@ -150,12 +147,9 @@ class VersionNotFound(NotFound):
     code, error = "version_not_found", "Version not found"
 
     def __init__(self, tool_id: str, wanted: str, *, found: Sequence[str]) -> None:
-        super().__init__(
-            f"{tool_id!r} is here as {', '.join(found)}; {wanted!r} was asked for.",
-            suggestion="Ask for a version that is here, or change the version in the item's manifest.",
-            tool_id=tool_id,
-            found=list(found),
-        )
+        message = f"{tool_id!r} is here as {', '.join(found)}; {wanted!r} was asked for."
+        suggestion = "Ask for a version that is here, or change the version in the item's manifest."
+        super().__init__(message, suggestion=suggestion, tool_id=tool_id, found=list(found))
 
 
 class MissingLink(NotFound):
@@ -178,11 +172,8 @@ class RunNotFound(NotFound):
     code, error = "run_not_found", "Run not found"
 
     def __init__(self, run_id: str) -> None:
-        super().__init__(
-            f"No run {run_id!r} is recorded here.",
-            suggestion="List runs with `kiwi runs`; old ones are removed as new ones come.",
-            run_id=run_id,
-        )
+        suggestion = "List runs with `kiwi runs`; old ones are removed as new ones come."
+        super().__init__(f"No run {run_id!r} is recorded here.", suggestion=suggestion, run_id=run_id)
 
 
 class ThreadNotFound(NotFound):
@@ -191,10 +182,8 @@ class ThreadNotFound(NotFound):
     code, error = "thread_not_found", "Thread not found"
 
     def __init__(self, wanted: str, *, what: str = "thread", is_several: bool = False) -> None:
-        super().__init__(
-            f"{wanted[:40]!r} is {f'the beginning of several ids of {what}s' if is_several else f'no {what}'}.",
-            suggestion="List threads with `kiwi thread list`, and name one by its id.",
-        )
+        message = f"{wanted[:40]!r} is {f'the beginning of several ids of {what}s' if is_several else f'no {what}'}."
+        super().__init__(message, suggestion="List threads with `kiwi thread list`, and name one by its id.")
 
 
 class ApprovalNotFound(NotFound):
@@ -204,10 +193,8 @@ class ApprovalNotFound(NotFound):
 
     def __init__(self, wanted: str, *, what: str = "question", is_several: bool = False) -> None:
         listed = "kiwi approvals rules" if what == "rule" else "kiwi approvals list --all"
-        super().__init__(
-            f"{wanted[:40]!r} is {f'the beginning of several {what}s' if is_several else f'no {what} of yours'}.",
-            suggestion=f"List them with `{listed}`, and name one by its id.",
-        )
+        message = f"{wanted[:40]!r} is {f'the beginning of several {what}s' if is_several else f'no {what} of yours'}."
+        super().__init__(message, suggestion=f"List them with `{listed}`, and name one by its id.")
 
 
 class RemoteNotFound(NotFound):
@@ -261,11 +248,9 @@ class InvalidManifest(Invalid):
 
     def __init__(self, what: str, issues: Iterable[Issue]) -> None:
         self.issues = tuple(issues)
-        super().__init__(
-            listing(f"{what} has", self.issues),
-            suggestion="Fix each issue as its `fix` says, then validate again.",
-            issues=[issue.to_json() for issue in self.issues],
-        )
+        message = listing(f"{what} has", self.issues)
+        suggestion = "Fix each issue as its `fix` says, then validate again."
+        super().__init__(message, suggestion=suggestion, issues=[issue.to_json() for issue in self.issues])
 
 
 class InvalidArguments(Invalid):
@@ -329,11 +314,8 @@ class PathInvalid(Invalid):
     code, error = "path_invalid", "Invalid path"
 
     def __init__(self, path: str, reason: str) -> None:
-        super().__init__(
-            f"{path!r:.200} {reason}.",
-            suggestion="Write a path such as `notes/tea.md`, without links.",
-            path=path[:200],
-        )
+        suggestion = "Write a path such as `notes/tea.md`, without links."
+        super().__init__(f"{path!r:.200} {reason}.", suggestion=suggestion, path=path[:200])
 
 
 class ReservedPath(Invalid):
@@ -356,11 +338,8 @@ class TooLarge(Invalid):
 
     def __init__(self, what: str, *, size: int | None, limit: int, unit: str = "bytes") -> None:
         measured = f"{size:,} {unit}" if size is not None else "too much"
-        super().__init__(
-            f"{what} is {measured}; the limit is {limit:,} {unit}.",
-            suggestion="Send less, or pass a file's path and let the tool read it.",
-            limit=limit,
-        )
+        suggestion = "Send less, or pass a file's path and let the tool read it."
+        super().__init__(f"{what} is {measured}; the limit is {limit:,} {unit}.", suggestion=suggestion, limit=limit)
 
 
 class NotCallable(Invalid):
@@ -370,11 +349,8 @@ class NotCallable(Invalid):
 
     def __init__(self, tool_id: str, tool_type: str, why: str, *, instead: Sequence[str] = ()) -> None:
         named = f", such as {', '.join(f'`{name}`' for name in instead)}" if instead else ""
-        super().__init__(
-            f"{tool_id!r} is a {tool_type}: {why}.",
-            suggestion=f"Load it to read it, or run an item that uses it{named}.",
-            tool_id=tool_id,
-        )
+        suggestion = f"Load it to read it, or run an item that uses it{named}."
+        super().__init__(f"{tool_id!r} is a {tool_type}: {why}.", suggestion=suggestion, tool_id=tool_id)
 
 
 class ChainCycle(Invalid):
@@ -383,11 +359,8 @@ class ChainCycle(Invalid):
     code, error = "chain_cycle", "Executor cycle"
 
     def __init__(self, chain: Sequence[str]) -> None:
-        super().__init__(
-            f"The executors form a cycle: {draw(chain)}.",
-            suggestion=f"Let {chain[-2]!r} run on something that ends in `subprocess` or `http_client`.",
-            chain=list(chain),
-        )
+        suggestion = f"Let {chain[-2]!r} run on something that ends in `subprocess` or `http_client`."
+        super().__init__(f"The executors form a cycle: {draw(chain)}.", suggestion=suggestion, chain=list(chain))
 
 
 class ChainTooDeep(Invalid):
@@ -396,12 +369,9 @@ class ChainTooDeep(Invalid):
     code, error = "chain_too_deep", "Executor chain too deep"
 
     def __init__(self, chain: Sequence[str], *, limit: int) -> None:
-        super().__init__(
-            f"The chain has more than {limit} links: {draw(chain)} → …",
-            suggestion="Remove links: most tools need two below them.",
-            chain=list(chain),
-            limit=limit,
-        )
+        message = f"The chain has more than {limit} links: {draw(chain)} → …"
+        suggestion = "Remove links: most tools need two below them."
+        super().__init__(message, suggestion=suggestion, chain=list(chain), limit=limit)
 
 
 class ChainMistyped(Invalid):
@@ -425,13 +395,9 @@ class IntegrityMismatch(Untrusted):
     code, error = "content_hash_mismatch", "Content hash mismatch"
 
     def __init__(self, tool_id: str, *, expected: str, actual: str, where: str) -> None:
-        super().__init__(
-            f"{tool_id!r} was changed after it was signed ({where}).",
-            suggestion=f"Look at what changed. If it is right, the owner signs again: `kiwi sign {tool_id}`.",
-            tool_id=tool_id,
-            expected=expected,
-            actual=actual,
-        )
+        message = f"{tool_id!r} was changed after it was signed ({where})."
+        suggestion = f"Look at what changed. If it is right, the owner signs again: `kiwi sign {tool_id}`."
+        super().__init__(message, suggestion=suggestion, tool_id=tool_id, expected=expected, actual=actual)
 
 
 class LockMismatch(Untrusted):
@@ -440,12 +406,9 @@ class LockMismatch(Untrusted):
     code, error = "lock_mismatch", "Lockfile mismatch"
 
     def __init__(self, tool_id: str, changes: Sequence[str]) -> None:
-        super().__init__(
-            f"{tool_id!r} no longer has the chain in the lockfile: {'; '.join(changes)}.",
-            suggestion="Look at what changed, then sign the tool again to record it, or run without --frozen.",
-            tool_id=tool_id,
-            changes=list(changes),
-        )
+        message = f"{tool_id!r} no longer has the chain in the lockfile: {'; '.join(changes)}."
+        suggestion = "Look at what changed, then sign the tool again to record it, or run without --frozen."
+        super().__init__(message, suggestion=suggestion, tool_id=tool_id, changes=list(changes))
 
 
 class ArtifactRefused(Untrusted):
@@ -455,11 +418,9 @@ class ArtifactRefused(Untrusted):
 
     def __init__(self, what: str, issues: Iterable[Issue]) -> None:
         self.issues = tuple(issues)
-        super().__init__(
-            listing(f"{what} was refused as a whole:", self.issues),
-            suggestion="Do not use it. Ask its publisher for a clean copy, or take it from a registry you trust.",
-            issues=[issue.to_json() for issue in self.issues],
-        )
+        message = listing(f"{what} was refused as a whole:", self.issues)
+        suggestion = "Do not use it. Ask its publisher for a clean copy, or take it from a registry you trust."
+        super().__init__(message, suggestion=suggestion, issues=[issue.to_json() for issue in self.issues])
 
 
 class PackageChanged(Untrusted):
@@ -468,12 +429,9 @@ class PackageChanged(Untrusted):
     code, error = "package_changed", "Package changed"
 
     def __init__(self, packages: Sequence[str], *, lock: str, said: str) -> None:
-        super().__init__(
-            f"A package is not the one that was locked, so nothing was installed. {said}",
-            suggestion=f"Find out who changed it at the index; if the change is right, renew or remove {lock}.",
-            packages=list(packages),
-            lock=lock,
-        )
+        message = f"A package is not the one that was locked, so nothing was installed. {said}"
+        suggestion = f"Find out who changed it at the index; if the change is right, renew or remove {lock}."
+        super().__init__(message, suggestion=suggestion, packages=list(packages), lock=lock)
 
 
 class SignatureRefused(Untrusted):
@@ -504,12 +462,9 @@ class DefinitionNew(Untrusted):
     code, error = "definition_new", "Definition not accepted"
 
     def __init__(self, identity: str, *, server: str, tool_id: str) -> None:
-        super().__init__(
-            f"The MCP server {server!r} offers {tool_id!r}, and the owner has not accepted it yet.",
-            suggestion=f"Look at it (`kiwi load {identity}`). The owner types `kiwi mcp accept {server} {tool_id}`.",
-            tool_id=tool_id,
-            identity=identity,
-        )
+        message = f"The MCP server {server!r} offers {tool_id!r}, and the owner has not accepted it yet."
+        suggestion = f"Look at it (`kiwi load {identity}`). The owner types `kiwi mcp accept {server} {tool_id}`."
+        super().__init__(message, suggestion=suggestion, tool_id=tool_id, identity=identity)
 
 
 class Denied(KiwiError):
@@ -575,13 +530,9 @@ class BudgetExceeded(Denied):
     code, error = "budget_exceeded", "Budget exceeded"
 
     def __init__(self, limit: str, *, wanted: int, rest: int) -> None:
-        super().__init__(
-            f"The limit `{limit}` of the thread allows {rest:,} more, and {wanted:,} are wanted.",
-            suggestion=f"Use less, or let the owner raise `{limit}` of the thread.",
-            limit=limit,
-            wanted=wanted,
-            rest=rest,
-        )
+        message = f"The limit `{limit}` of the thread allows {rest:,} more, and {wanted:,} are wanted."
+        suggestion = f"Use less, or let the owner raise `{limit}` of the thread."
+        super().__init__(message, suggestion=suggestion, limit=limit, wanted=wanted, rest=rest)
 
 
 class NamespaceDenied(Denied):
@@ -635,12 +586,8 @@ class RateLimited(Unavailable):
 
     def __init__(self, tool_id: str, rule: str, seconds: float) -> None:
         wait = math.ceil(seconds)
-        super().__init__(
-            f"{tool_id!r} was not run: {rule}.",
-            suggestion=f"Call it again in {wait} seconds, or do something else meanwhile.",
-            tool_id=tool_id,
-            retry_after=wait,
-        )
+        suggestion = f"Call it again in {wait} seconds, or do something else meanwhile."
+        super().__init__(f"{tool_id!r} was not run: {rule}.", suggestion=suggestion, tool_id=tool_id, retry_after=wait)
 
 
 class Unanswered(Unavailable):
@@ -663,11 +610,9 @@ class LoginRequired(Unavailable):
     code, error = "login_required", "Login required"
 
     def __init__(self, name: str, identity: str) -> None:
-        super().__init__(
-            f"The MCP server {name!r} wants its owner to log in, or to allow more than before.",
-            suggestion=f"The owner types `kiwi mcp login {name}`; then call it again.",
-            server=identity,
-        )
+        message = f"The MCP server {name!r} wants its owner to log in, or to allow more than before."
+        suggestion = f"The owner types `kiwi mcp login {name}`; then call it again."
+        super().__init__(message, suggestion=suggestion, server=identity)
 
 
 class CommandMissing(Unavailable):
@@ -676,11 +621,9 @@ class CommandMissing(Unavailable):
     code, error = "command_not_found", "Command not found"
 
     def __init__(self, command: str, *, needed_by: str, install: str = "") -> None:
-        super().__init__(
-            f"{needed_by!r} starts `{command}`, which is not on this machine's PATH.",
-            suggestion=install or f"Install `{command}`, or change `config.command` of {needed_by!r}.",
-            command=command,
-        )
+        message = f"{needed_by!r} starts `{command}`, which is not on this machine's PATH."
+        suggestion = install or f"Install `{command}`, or change `config.command` of {needed_by!r}."
+        super().__init__(message, suggestion=suggestion, command=command)
 
 
 class IsolationUnavailable(Unavailable):
@@ -696,11 +639,9 @@ class VariableMissing(Unavailable):
 
     def __init__(self, names: Sequence[str], *, needed_by: str) -> None:
         listed = ", ".join(f"${{{name}}}" for name in names)
-        super().__init__(
-            f"{needed_by!r} needs {listed}, which is set nowhere.",
-            suggestion=f"Set it in the environment, or add `{names[0]}=…` to the project's .env or to ~/.ai/.env.",
-            variables=list(names),
-        )
+        message = f"{needed_by!r} needs {listed}, which is set nowhere."
+        suggestion = f"Set it in the environment, or add `{names[0]}=…` to the project's .env or to ~/.ai/.env."
+        super().__init__(message, suggestion=suggestion, variables=list(names))
 
 
 class ProviderNotChosen(Unavailable):
@@ -735,12 +676,9 @@ class DriverMissing(Unavailable):
     code, error = "driver_missing", "No driver"
 
     def __init__(self, tool_id: str, driver: str) -> None:
-        super().__init__(
-            f"{tool_id!r} needs the driver `{driver}`, which this version of Kiwi does not have.",
-            suggestion="The item can be validated, searched, loaded and signed; running it needs a newer Kiwi.",
-            tool_id=tool_id,
-            driver=driver,
-        )
+        message = f"{tool_id!r} needs the driver `{driver}`, which this version of Kiwi does not have."
+        suggestion = "The item can be validated, searched, loaded and signed; running it needs a newer Kiwi."
+        super().__init__(message, suggestion=suggestion, tool_id=tool_id, driver=driver)
 
 
 class RequestFailed(Unavailable):
@@ -785,12 +723,9 @@ class StoreNewer(Unavailable):
     code, error = "store_newer", "Store is newer"
 
     def __init__(self, url: str, *, found: int, known: int) -> None:
-        super().__init__(
-            f"The store {url} has schema {found}; this Kiwi knows schemas up to {known}.",
-            suggestion="Use the newer Kiwi that wrote it, or name another store in registry.yaml. Nothing was changed.",
-            found=found,
-            known=known,
-        )
+        message = f"The store {url} has schema {found}; this Kiwi knows schemas up to {known}."
+        suggestion = "Use the newer Kiwi that wrote it, or name another store in registry.yaml. Nothing was changed."
+        super().__init__(message, suggestion=suggestion, found=found, known=known)
 
 
 class Conflict(KiwiError):
@@ -805,12 +740,8 @@ class AlreadyExists(Conflict):
     code, error = "already_exists", "Already exists"
 
     def __init__(self, tool_id: str, *, path: str) -> None:
-        super().__init__(
-            f"{tool_id!r} exists already ({path}).",
-            suggestion="Change it (edit the file, or `action: update`), delete it first, or choose another name.",
-            tool_id=tool_id,
-            path=path,
-        )
+        suggestion = "Change it (edit the file, or `action: update`), delete it first, or choose another name."
+        super().__init__(f"{tool_id!r} exists already ({path}).", suggestion=suggestion, tool_id=tool_id, path=path)
 
 
 class VersionConflict(Conflict):
@@ -834,11 +765,9 @@ class VersionSealed(Conflict):
     code, error = "version_sealed", "Version is sealed"
 
     def __init__(self, name: str) -> None:
-        super().__init__(
-            f"{name} is published, and what is published stays as it is.",
-            suggestion="Publish a new version, or yank this one, so that it is no longer selected.",
-            name=name,
-        )
+        message = f"{name} is published, and what is published stays as it is."
+        suggestion = "Publish a new version, or yank this one, so that it is no longer selected."
+        super().__init__(message, suggestion=suggestion, name=name)
 
 
 class ReservedName(Conflict):
@@ -847,11 +776,9 @@ class ReservedName(Conflict):
     code, error = "reserved_name", "Reserved name"
 
     def __init__(self, tool_id: str) -> None:
-        super().__init__(
-            f"{tool_id!r} is built in, and a built-in link is never replaced.",
-            suggestion=f"Choose another name, such as `my_{tool_id}`, and name that as the executor.",
-            tool_id=tool_id,
-        )
+        message = f"{tool_id!r} is built in, and a built-in link is never replaced."
+        suggestion = f"Choose another name, such as `my_{tool_id}`, and name that as the executor."
+        super().__init__(message, suggestion=suggestion, tool_id=tool_id)
 
 
 class LeaseLost(Conflict):
@@ -860,11 +787,9 @@ class LeaseLost(Conflict):
     code, error = "lease_lost", "Lease lost"
 
     def __init__(self, thread_id: str) -> None:
-        super().__init__(
-            f"Another process runs the thread {thread_id}, or has added to it. Nothing was written.",
-            suggestion=f"Stop this run; `kiwi thread watch {thread_id}` shows the other one.",
-            thread_id=thread_id,
-        )
+        message = f"Another process runs the thread {thread_id}, or has added to it. Nothing was written."
+        suggestion = f"Stop this run; `kiwi thread watch {thread_id}` shows the other one."
+        super().__init__(message, suggestion=suggestion, thread_id=thread_id)
 
 
 class ThreadTaken(Conflict):
@@ -873,11 +798,8 @@ class ThreadTaken(Conflict):
     code, error = "thread_taken", "Thread is running"
 
     def __init__(self, thread_id: str) -> None:
-        super().__init__(
-            f"Another process runs the thread {thread_id}.",
-            suggestion=f"Watch it with `kiwi thread watch {thread_id}`, or try again when that process has ended.",
-            thread_id=thread_id,
-        )
+        suggestion = f"Watch it with `kiwi thread watch {thread_id}`, or try again when that process has ended."
+        super().__init__(f"Another process runs the thread {thread_id}.", suggestion=suggestion, thread_id=thread_id)
 
 
 class RecoveryLimit(Conflict):
@@ -886,11 +808,9 @@ class RecoveryLimit(Conflict):
     code, error = "recovery_limit", "Recovered too often"
 
     def __init__(self, thread_id: str, most: int) -> None:
-        super().__init__(
-            f"The processes that ran the thread {thread_id} died more than {most} times.",
-            suggestion="Find out what ends them, such as a tool that uses all memory, then start the thread again.",
-            thread_id=thread_id,
-        )
+        message = f"The processes that ran the thread {thread_id} died more than {most} times."
+        suggestion = "Find out what ends them, such as a tool that uses all memory, then start the thread again."
+        super().__init__(message, suggestion=suggestion, thread_id=thread_id)
 
 
 class ThreadEnded(Conflict):
@@ -899,12 +819,9 @@ class ThreadEnded(Conflict):
     code, error = "thread_ended", "Thread has ended"
 
     def __init__(self, thread_id: str, status: str) -> None:
-        super().__init__(
-            f"The thread {thread_id} has ended: {status}.",
-            suggestion=f"Look at it with `kiwi thread show {thread_id}`, or start a new one.",
-            thread_id=thread_id,
-            status=status,
-        )
+        message = f"The thread {thread_id} has ended: {status}."
+        suggestion = f"Look at it with `kiwi thread show {thread_id}`, or start a new one."
+        super().__init__(message, suggestion=suggestion, thread_id=thread_id, status=status)
 
 
 class ThreadWaiting(Conflict):
@@ -948,11 +865,9 @@ class Internal(KiwiError):
     code, error, http_status, exit_code = "internal", "Internal error", 500, 70
 
     def __init__(self, incident: str) -> None:
-        super().__init__(
-            f"Something went wrong inside Kiwi (incident {incident}).",
-            suggestion="The log holds the details under this incident id; please report it.",
-            incident=incident,
-        )
+        message = f"Something went wrong inside Kiwi (incident {incident})."
+        suggestion = "The log holds the details under this incident id; please report it."
+        super().__init__(message, suggestion=suggestion, incident=incident)
 
 
 def draw(chain: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Literal, get_args
 
@@ -43,7 +43,6 @@ _FIELDS: Mapping[ResourceKind, str] = {
     "endpoint": "endpoints",
 }
 OWNER_POLICY = "policy.yaml"
-_BUILT_IN = "builtin/"
 
 
 class Rules(Struct, frozen=True):
@@ -135,7 +134,10 @@ class Grant(Struct, frozen=True):
         is_allowed, rule = match_rules(rules, kind, resource)
         if is_allowed or (kind == "host" and self.is_public and not rule):
             return Allow(self.name, rule)
-        return Deny(_why(kind, resource, rule, self.name), rule, self.name)
+        what = f"the {_USE.get(kind, kind)} {resource!r}"
+        if rule:
+            return Deny(f"{what} is denied by the rule {rule!r} of {self.name}", rule, self.name)
+        return Deny(f"no rule of {self.name} allows {what}", rule, self.name)
 
     def item_verdict(self, identity: str, traits: Sequence[str]) -> Verdict:
         """Return whether an item may be used, by its identity or by one of its traits."""
@@ -183,12 +185,7 @@ class Rights(Struct, frozen=True):
 
     def verdict(self, kind: ResourceKind, resource: str) -> Verdict:
         """Return the refusal of the first grant that refuses, else what the last one allowed it by."""
-        verdict: Verdict = Allow()
-        for grant in self.grants:
-            verdict = grant.verdict(kind, resource)
-            if isinstance(verdict, Deny):
-                return verdict
-        return verdict
+        return _combined(grant.verdict(kind, resource) for grant in self.grants)
 
     def verdicts(self, kind: ResourceKind, resource: str) -> tuple[Verdict, ...]:
         """Return the verdict of each grant."""
@@ -202,19 +199,12 @@ class Rights(Struct, frozen=True):
     def hosts_for(self, request: str) -> Rules:
         """Return these hosts for one request, `METHOD HOST:PORT/PATH`, which grants may allow by method and path."""
         named = self.grants[0].hosts.allow
-        denied = dict.fromkeys(host for grant in self.grants for host in grant.hosts.deny)
-        return Rules(
-            tuple(host for host in named if isinstance(self.request_verdict(host, request), Allow)), tuple(denied)
-        )
+        allowed = tuple(host for host in named if isinstance(self.request_verdict(host, request), Allow))
+        return Rules(allowed, tuple(dict.fromkeys(host for grant in self.grants for host in grant.hosts.deny)))
 
     def request_verdict(self, host: str, request: str) -> Verdict:
         """Return the refusal of the first grant that refuses a request, else what the last one allowed it by."""
-        verdict: Verdict = Allow()
-        for grant in self.grants:
-            verdict = grant.request_verdict(host, request)
-            if isinstance(verdict, Deny):
-                return verdict
-        return verdict
+        return _combined(grant.request_verdict(host, request) for grant in self.grants)
 
     def item_verdict(self, identities: Sequence[str], traits: Sequence[str] = ()) -> Verdict:
         """Return whether an item may be run. `identities` are the item itself and then its executors.
@@ -225,10 +215,18 @@ class Rights(Struct, frozen=True):
         for grant in self.grants:
             for place, identity in enumerate(identities):
                 verdict = grant.item_verdict(identity, traits) if place == 0 else grant.verdict("item", identity)
-                is_named = place == 0 or (grant.is_whole and not identity.startswith(_BUILT_IN))
+                is_named = place == 0 or (grant.is_whole and not identity.startswith("builtin/"))
                 if isinstance(verdict, Deny) and (verdict.rule or is_named):
                     return verdict
         return Allow()
+
+
+def _combined(verdicts: Iterable[Verdict]) -> Verdict:
+    verdict: Verdict = Allow()
+    for verdict in verdicts:
+        if isinstance(verdict, Deny):
+            break
+    return verdict
 
 
 LEFT_TO_OTHERS = Rules(allow=(*EVERYWHERE.allow, "/**"))
@@ -271,14 +269,4 @@ class Deny(Struct, frozen=True):
 Verdict = Allow | Deny
 """The verdict on one use."""
 
-_SAID: Mapping[ResourceKind, str] = {
-    **{kind: kind for kind in KINDS},
-    "read": "reading of",
-    "write": "writing of",
-    "endpoint": "request",
-}
-
-
-def _why(kind: ResourceKind, name: str, rule: str, grant: str) -> str:
-    what = f"the {_SAID[kind]} {name!r}"
-    return f"{what} is denied by the rule {rule!r} of {grant}" if rule else f"no rule of {grant} allows {what}"
+_USE: Mapping[ResourceKind, str] = {"read": "reading of", "write": "writing of", "endpoint": "request"}

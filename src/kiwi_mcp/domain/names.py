@@ -186,8 +186,12 @@ def _clause(found: re.Match[str]) -> tuple[Version, Version | None, bool, bool]:
     major, minor, patch = (*given, 0, 0, 0)[:3]
     low = Version(major, minor, patch, tuple(pre[1:].split(".")) if pre else ())
     match operator:
-        case "^":
-            return low, _caret(low, given), True, False
+        case "^":  # up to the next change of the leftmost number that is not zero
+            if low.major or len(given) == 1:
+                return low, Version(low.major + 1, 0, 0), True, False
+            if low.minor or len(given) == 2:  # noqa: PLR2004 - major and minor
+                return low, Version(0, low.minor + 1, 0), True, False
+            return low, Version(0, 0, low.patch + 1), True, False
         case "~":
             return low, _next(low, given[:2]), True, False
         case ">=":
@@ -204,20 +208,7 @@ def _clause(found: re.Match[str]) -> tuple[Version, Version | None, bool, bool]:
             return low, _next(low, given), True, False
 
 
-def _caret(low: Version, given: list[int]) -> Version:
-    # Up to the next change of the leftmost number that is not zero.
-    if low.major or len(given) == 1:
-        return Version(low.major + 1, 0, 0)
-    if low.minor or len(given) == 2:  # noqa: PLR2004 - major and minor
-        return Version(0, low.minor + 1, 0)
-    return Version(0, 0, low.patch + 1)
-
-
 def _next(low: Version, given: list[int]) -> Version | None:
-    match len(given):
-        case 0:
-            return None
-        case 1:
-            return Version(low.major + 1, 0, 0)
-        case _:
-            return Version(low.major, low.minor + 1, 0)
+    if not given:
+        return None
+    return Version(low.major + 1, 0, 0) if len(given) == 1 else Version(low.major, low.minor + 1, 0)

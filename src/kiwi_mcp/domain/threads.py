@@ -1,4 +1,4 @@
-"""Threads: a directive that a model executes, its limits and usage, its row and the events of its journal."""
+"""Threads: a directive that a model executes, its limits and usage, its row and journal; schedules that start them."""
 
 from __future__ import annotations
 
@@ -209,3 +209,48 @@ class ThreadQuestion(Struct, frozen=True):
     answer: Json = None
     answered_by: str = ""
     answered_at: int = 0
+
+
+Overlap: TypeAlias = Literal["skip", "queue", "replace", "allow"]
+"""What happens at a time when the thread of an earlier time has not ended."""
+Misfire: TypeAlias = Literal["skip", "latest", "all"]
+"""Which of the times that passed while no worker ran are made up for."""
+
+
+class Schedule(Struct, frozen=True):
+    """When which item starts, with which inputs. Times are milliseconds since 1970."""
+
+    name: str
+    item: str
+    cron: str
+    zone: str
+    created_at: int
+    inputs: JsonObject = field(default_factory=dict)
+    limits: JsonObject = field(default_factory=dict)
+    model: str = ""
+    project: str = ""
+    queue: str = "default"
+    priority: int = 0
+    overlap: Overlap = "skip"
+    misfire: Misfire = "latest"
+    jitter: int = 0
+    """The largest delay of a start, in seconds; each time has its own."""
+    is_paused: bool = False
+    next_at: int = 0
+    """The next time of the cron expression."""
+    due_at: int = 0
+    """The next time, with its delay."""
+
+    @property
+    def starter(self) -> str:
+        """The identity of the threads that it starts."""
+        return f"schedule:{self.name}"
+
+
+class Occurrence(Struct, frozen=True):
+    """One time of a schedule, and what came of it."""
+
+    at: int
+    status: Literal["pending", "started", "skipped", "failed"]
+    thread_id: str = ""
+    message: str = ""

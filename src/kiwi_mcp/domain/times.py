@@ -52,23 +52,18 @@ def milliseconds(moment: datetime) -> int:
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS = tuple(first + second for first in _ALPHABET for second in _ALPHABET)
-_SHIFTS = range(120, -10, -10)
 _ID = lazy_pattern(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
-_NOISE_BITS = 80
 _LATEST = (1 << 48) - 1
 
 
 def run_id(milliseconds: int, noise: int) -> str:
     """Return the id of a run that began at a time: 26 letters and digits that sort in the order of time."""
-    return encode_id((min(max(milliseconds, 0), _LATEST) << _NOISE_BITS) | noise)
+    return encode_id((min(max(milliseconds, 0), _LATEST) << 80) | noise)
 
 
 def encode_id(number: int) -> str:
     """Return a number of 128 bits as an id."""
-    text = ""
-    for shift in _SHIFTS:
-        text += _PAIRS[(number >> shift) & 1023]
-    return text
+    return "".join([_PAIRS[(number >> shift) & 1023] for shift in range(120, -10, -10)])
 
 
 def is_run_id(text: str) -> bool:

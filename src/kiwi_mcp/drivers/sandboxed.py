@@ -21,10 +21,9 @@ from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import IsolationUnavailable
-from kiwi_mcp.domain.isolation import Level, SandboxProfile
+from kiwi_mcp.domain.isolation import CERTIFICATE_VARIABLES, Level, SandboxProfile
 from kiwi_mcp.domain.outcome import Outcome, Report
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.domain.process import CERTIFICATE_VARIABLES
 from kiwi_mcp.manifest.templates import escape
 from kiwi_mcp.primitives import egress_proxy
 from kiwi_mcp.primitives.http.addresses import HostRules

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from cronsim import CronSim, CronSimError
 
 from kiwi_mcp.domain.errors import InvalidRequest
-from kiwi_mcp.domain.schedules import Schedule
+from kiwi_mcp.domain.threads import Schedule
 from kiwi_mcp.domain.times import milliseconds
 
 GRACE_MS = 60_000

@@ -18,9 +18,9 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from kiwi_mcp.domain.errors import AddressDenied, Denied, KiwiError, RequestFailed
+from kiwi_mcp.domain.isolation import StartGate
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.patterns import lazy_pattern
-from kiwi_mcp.domain.process import StartGate
 from kiwi_mcp.primitives.http.addresses import HostRules, Lookup, host_port, is_address, plain_host
 from kiwi_mcp.primitives.http.traffic_log import TrafficLog
 from kiwi_mcp.primitives.process.namespaces import listen_inside

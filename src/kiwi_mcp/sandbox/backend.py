@@ -19,10 +19,9 @@ from msgspec.structs import replace
 
 from kiwi_mcp import __version__
 from kiwi_mcp.domain.errors import IsolationUnavailable, Unavailable
-from kiwi_mcp.domain.isolation import Level, SandboxProfile
+from kiwi_mcp.domain.isolation import Handover, Level, SandboxProfile
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.domain.process import Handover
 from kiwi_mcp.sandbox.levels import FOLDER, demands, meaning, offers, read_data
 
 

@@ -18,9 +18,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import TooLarge
-from kiwi_mcp.domain.isolation import Level, ResourceLimits, SandboxProfile
+from kiwi_mcp.domain.isolation import (
+    Handover,
+    Level,
+    ResourceLimits,
+    SandboxProfile,
+    Spawner,
+    StartGate,
+    T,
+    no_entry,
+    start_here,
+)
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.domain.process import Handover, Spawner, StartGate, T, no_entry, start_here
 from kiwi_mcp.sandbox import linux
 from kiwi_mcp.sandbox.backend import (
     Backend,

@@ -17,8 +17,7 @@ from time import monotonic, sleep
 
 from msgspec import Struct
 
-from kiwi_mcp.domain.isolation import ResourceLimits
-from kiwi_mcp.domain.process import T
+from kiwi_mcp.domain.isolation import ResourceLimits, T
 
 _PATIENCE = 1.0
 """How long a process may take to become its user, and the kernel to release an ended one, in seconds."""

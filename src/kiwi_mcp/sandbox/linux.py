@@ -11,7 +11,7 @@ from platform import machine
 from stat import S_ISDIR
 from struct import pack
 
-from kiwi_mcp.domain.process import T
+from kiwi_mcp.domain.isolation import T
 
 _OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 437, 442
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000

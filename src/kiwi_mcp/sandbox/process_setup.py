@@ -16,10 +16,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import CommandMissing, InvalidRequest, IsolationUnavailable
-from kiwi_mcp.domain.isolation import SandboxProfile
+from kiwi_mcp.domain.isolation import PROXY, Handover, SandboxProfile
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.domain.process import PROXY, Handover
 from kiwi_mcp.sandbox.backend import ungrantable
 from kiwi_mcp.sandbox.command_files import ProgramFolders, known_program
 from kiwi_mcp.sandbox.levels import HOME, TMP, BaseFileSystem, base_profile, demands, folded

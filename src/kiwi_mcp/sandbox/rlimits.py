@@ -14,9 +14,8 @@ from tempfile import mkdtemp
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kiwi_mcp.domain.isolation import ResourceLimits, SandboxProfile
+from kiwi_mcp.domain.isolation import Handover, ResourceLimits, SandboxProfile
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.domain.process import Handover
 from kiwi_mcp.sandbox.backend import Launch, SelfTest
 from kiwi_mcp.sandbox.limits import limiting
 from kiwi_mcp.sandbox.linux import start_restricted

@@ -13,8 +13,7 @@ from stat import S_IFCHR
 from threading import Lock, Thread
 from typing import TypeVar, cast
 
-from kiwi_mcp.domain.isolation import ResourceLimits
-from kiwi_mcp.domain.process import T
+from kiwi_mcp.domain.isolation import ResourceLimits, T
 from kiwi_mcp.sandbox.backend import unlaid
 from kiwi_mcp.sandbox.levels import BaseFileSystem, base_profile
 from kiwi_mcp.sandbox.limits import ALL, Cgroup, CgroupParent, quota_of, start_limited

@@ -6,7 +6,7 @@ import json
 
 from kiwi_mcp.domain.errors import Conflict, NotFound
 from kiwi_mcp.domain.json import Json
-from kiwi_mcp.domain.schedules import Occurrence, Schedule
+from kiwi_mcp.domain.threads import Occurrence, Schedule
 from kiwi_mcp.store.database import OwnedRows, Row, Transaction, clean, quick_transaction
 
 _COLUMNS = Schedule.__struct_fields__

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tests.kernel.threads.conftest import Agents
 from tests.plugins.scripted_model import say, use
 
-from kiwi_mcp.domain.schedules import Schedule
+from kiwi_mcp.domain.threads import Schedule
 from kiwi_mcp.domain.times import iso, milliseconds, now_ms
 from kiwi_mcp.engine.queue import QueueLimit, QueueLimits, choose
 from kiwi_mcp.engine.schedule_times import due_time, due_times, next_time

@@ -21,8 +21,7 @@ from kiwi_mcp.domain.calls import NO_CALLER, Principal
 from kiwi_mcp.domain.errors import InvalidManifest, KiwiError, Unavailable
 from kiwi_mcp.domain.extras import install_line
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.schedules import Occurrence, Schedule
-from kiwi_mcp.domain.threads import Thread
+from kiwi_mcp.domain.threads import Occurrence, Schedule, Thread
 from kiwi_mcp.domain.times import now_ms
 from kiwi_mcp.engine.inline import Engine
 from kiwi_mcp.engine.queue import QueueLimits

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, UnsetType, field
 from msgspec.structs import asdict, replace
 
-from kiwi_mcp.domain.schedules import Misfire, Occurrence, Overlap, Schedule
+from kiwi_mcp.domain.threads import Misfire, Occurrence, Overlap, Schedule
 from kiwi_mcp.domain.times import iso, now_ms
 from kiwi_mcp.engine.schedule_times import GRACE_MS, due_time, next_time
 from kiwi_mcp.kernel.context import Services, VerbContext

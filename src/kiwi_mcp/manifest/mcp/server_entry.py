@@ -14,10 +14,10 @@ from urllib.parse import unquote, urlsplit
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from kiwi_mcp.domain.isolation import CERTIFICATE_VARIABLES
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.names import is_tool_id, unused_name
-from kiwi_mcp.domain.process import CERTIFICATE_VARIABLES
 from kiwi_mcp.domain.secret import Secret, is_filler, is_secret, looks_secret, names_secret
 from kiwi_mcp.manifest.formats import is_url, is_variable
 from kiwi_mcp.manifest.mcp.launch_command import ServerCommand, anchor, hosts_named, known_server, unpinned, unwrap

@@ -15,7 +15,7 @@ from subprocess import DEVNULL, PIPE, Popen
 from threading import Lock
 
 from kiwi_mcp.domain.errors import IsolationUnavailable
-from kiwi_mcp.domain.process import PROXY, StartGate
+from kiwi_mcp.domain.isolation import PROXY, StartGate
 from kiwi_mcp.primitives.process import namespace_helper
 from kiwi_mcp.primitives.process.process_tree import TreeMarker, settle, stamping
 from kiwi_mcp.primitives.process.spawn import abandon

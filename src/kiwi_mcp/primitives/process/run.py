@@ -17,10 +17,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import Unavailable
+from kiwi_mcp.domain.isolation import NOTHING, Handover
 from kiwi_mcp.domain.outcome import Progress, Report, silent
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.domain.process import NOTHING, Handover
 from kiwi_mcp.primitives.process.process_tree import ProcessTree, TreeMarker, adopting
 from kiwi_mcp.primitives.process.spawn import completed, locate, start
 from kiwi_mcp.primitives.secrets.redaction import Redactor

@@ -17,8 +17,8 @@ from subprocess import DEVNULL, Popen
 from msgspec import Struct
 
 from kiwi_mcp.domain.errors import CommandMissing, InvalidRequest, KiwiError, TooLarge, Unavailable
+from kiwi_mcp.domain.isolation import Handover
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.domain.process import Handover
 from kiwi_mcp.primitives.process.process_tree import MARK, STAMPED, TreeMarker, stamping
 
 RESULT = "KIWI_RESULT"

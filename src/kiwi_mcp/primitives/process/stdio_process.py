@@ -13,8 +13,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import TooLarge
+from kiwi_mcp.domain.isolation import NOTHING, Handover
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.domain.process import NOTHING, Handover
 from kiwi_mcp.primitives.process.process_tree import ProcessTree, TreeMarker, adopting, exit_of
 from kiwi_mcp.primitives.process.spawn import completed, locate, start
 from kiwi_mcp.primitives.secrets.redaction import Redactor

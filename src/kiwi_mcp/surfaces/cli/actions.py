@@ -217,10 +217,8 @@ def pull(row: CommandRow, options: JsonObject) -> int:
     """Pull one version; a remote's name or place is answered with the command that pulls everything from it."""
     item = as_text(options["item_id"])
     if "://" in item or item.startswith(("./", "../", "/", "~")) or item in registry_settings(user_space()).remotes:
-        raise InvalidRequest(
-            f"`kiwi registry pull` takes an item, and {item!r} is a remote.",
-            suggestion=f"`kiwi registry remote pull {item}` copies from it what is missing here.",
-        )
+        suggestion = f"`kiwi registry remote pull {item}` copies from it what is missing here."
+        raise InvalidRequest(f"`kiwi registry pull` takes an item, and {item!r} is a remote.", suggestion=suggestion)
     return CliSession(options).tell(row, request_of(row, options), questions=owner_prompt(is_yes=False))
 
 

@@ -278,10 +278,8 @@ class Chat:
         if shown.is_error:
             return shown
         if shown.content.get("kind") != "conversation" or shown.content["status"] in ENDED:
-            raise InvalidRequest(
-                f"{named or newest} is no conversation that can continue.",
-                suggestion="`kiwi thread list --conversations` lists those of this project.",
-            )
+            suggestion = "`kiwi thread list --conversations` lists those of this project."
+            raise InvalidRequest(f"{named or newest} is no conversation that can continue.", suggestion=suggestion)
         events = [as_object(one) for one in as_list(shown.content.get("events"))]
         if text := next((reply_text(one) for one in reversed(events) if one.get("kind") == "model"), ""):
             self._screen.note(text, style="", is_whole=True)

@@ -86,10 +86,8 @@ class Authenticator:
         host = _host(headers.get("host", ""))
         # A page can have a name of its own point to this machine, but never an address.
         if host not in self._names and not (self._is_wide and is_address(host)):
-            raise PolicyDenied(
-                "The request was sent to a name that this server does not have.",
-                suggestion="Use the address that `kiwi up` printed, or start it with `--name NAME`.",
-            )
+            suggestion = "Use the address that `kiwi up` printed, or start it with `--name NAME`."
+            raise PolicyDenied("The request was sent to a name that this server does not have.", suggestion=suggestion)
         origin = headers.get("origin")
         if origin is not None and _authority(origin) != headers.get("host", "").lower():
             raise PolicyDenied(
@@ -141,10 +139,8 @@ class Authenticator:
     def check_reader(self, visitor: GatewayUser) -> None:
         """Refuse a visitor who may not use the registry."""
         if not visitor.can_read:
-            raise PolicyDenied(
-                "An access token is for tools alone.",
-                suggestion="Use the registry with a token that the owner made by `kiwi up token add`.",
-            )
+            suggestion = "Use the registry with a token that the owner made by `kiwi up token add`."
+            raise PolicyDenied("An access token is for tools alone.", suggestion=suggestion)
 
     def check_tools(self, visitor: GatewayUser) -> None:
         """Refuse a visitor who may not use tools."""
@@ -152,24 +148,18 @@ class Authenticator:
             return
         if visitor.expires_at is not None and self._access is not None:
             scope = self._access.settings.scope
-            raise PolicyDenied(
-                f"The access token lacks the scope `{scope}`, so it may not use tools.",
-                suggestion="Ask the identity provider for a token with that scope.",
-                scope=scope,
-            )
-        raise PolicyDenied(
-            "This token may not use tools.",
-            suggestion="Ask the owner for one that may: `kiwi up token add NAME --tools`.",
-        )
+            message = f"The access token lacks the scope `{scope}`, so it may not use tools."
+            suggestion = "Ask the identity provider for a token with that scope."
+            raise PolicyDenied(message, suggestion=suggestion, scope=scope)
+        suggestion = "Ask the owner for one that may: `kiwi up token add NAME --tools`."
+        raise PolicyDenied("This token may not use tools.", suggestion=suggestion)
 
     def check_mcp(self, visitor: GatewayUser) -> None:
         """Refuse a visitor who may not use tools over MCP: a model never acts with a token that may manage."""
         self.check_tools(visitor)
         if visitor.can_manage:
-            raise PolicyDenied(
-                "A token that may manage is not accepted here.",
-                suggestion="Give an MCP client a token of its own: `kiwi up token add NAME --tools`.",
-            )
+            suggestion = "Give an MCP client a token of its own: `kiwi up token add NAME --tools`."
+            raise PolicyDenied("A token that may manage is not accepted here.", suggestion=suggestion)
 
     def challenge(self, error: KiwiError, headers: Mapping[str, str]) -> str:
         """Return the challenge that tells a refused client which tokens it needs; empty if no token is the reason."""
@@ -231,10 +221,8 @@ def is_address(host: str) -> bool:
 
 def no_token() -> TokenRefused:
     """Return the refusal of a client without a valid credential."""
-    return TokenRefused(
-        "The request has no token that is valid here.",
-        suggestion="Send `Authorization: Bearer …` with a token that the owner made by `kiwi up token add`.",
-    )
+    suggestion = "Send `Authorization: Bearer …` with a token that the owner made by `kiwi up token add`."
+    return TokenRefused("The request has no token that is valid here.", suggestion=suggestion)
 
 
 def _authority(origin: str) -> str:

@@ -73,11 +73,8 @@ def oauth_settings(user: Path, *, issuer: str = "", audience: str = "", scope: s
         return None
     if issues := list(_issues(words)):
         response = "; ".join(f"{issue.place} {issue.reason}" for issue in issues)
-        raise InvalidRequest(
-            f"The identity provider cannot be used: {response}.",
-            suggestion=issues[0].fix,
-            issues=[issue.to_json() for issue in issues],
-        )
+        message = f"The identity provider cannot be used: {response}."
+        raise InvalidRequest(message, suggestion=issues[0].fix, issues=[issue.to_json() for issue in issues])
     return IdentityProvider(words["issuer"], words["audience"], words.get("scope") or SCOPE)
 
 
@@ -168,10 +165,9 @@ class JwksCache:
         if self._age > _STALE:
             await self._renewed()
         if self._age > _STALE:
-            raise Unavailable(
-                "The identity provider is unreachable, so its tokens cannot be checked.",
-                suggestion="Try again in a moment; the owner checks `--issuer` and that this machine can reach it.",
-            )
+            message = "The identity provider is unreachable, so its tokens cannot be checked."
+            suggestion = "Try again in a moment; the owner checks `--issuer` and that this machine can reach it."
+            raise Unavailable(message, suggestion=suggestion)
         if (found := self._find(kid, algorithm)) is None and self._renew(_PAUSE):
             await self._renewed()
             found = self._find(kid, algorithm)
@@ -363,7 +359,5 @@ def _words(claims: JsonObject, name: str) -> list[str]:
 
 def _refused(reason: str, kind: type[TokenRefused] = TokenRefused) -> TokenRefused:
     _log.info("an access token is refused: %s", reason)
-    return kind(
-        "The access token is not valid here.",
-        suggestion="Get one from the identity provider for this server's own address, and send it as a bearer token.",
-    )
+    suggestion = "Get one from the identity provider for this server's own address, and send it as a bearer token."
+    return kind("The access token is not valid here.", suggestion=suggestion)

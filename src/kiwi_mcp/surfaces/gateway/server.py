@@ -117,10 +117,9 @@ class AuthMiddleware:
             request = Request(scope)
             # A token in an address would be kept in histories and logs; no word but these belongs there.
             if unknown := [word for word in request.query_params if word != "tool_id"]:
-                raise InvalidRequest(
-                    f"The address holds {len(unknown)} words that this server does not know.",
-                    suggestion="Send a token as `Authorization: Bearer …`, and nothing else in the address.",
-                )
+                message = f"The address holds {len(unknown)} words that this server does not know."
+                suggestion = "Send a token as `Authorization: Bearer …`, and nothing else in the address."
+                raise InvalidRequest(message, suggestion=suggestion)
             await self._pass(scope, receive, send)
         except KiwiError as error:
             is_mcp = scope["path"] == MCP
