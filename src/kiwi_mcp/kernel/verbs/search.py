@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.registry_source import is_listed
-from kiwi_mcp.catalog.source import BrokenFile, ItemSource
+from kiwi_mcp.catalog.source import ItemSource
 from kiwi_mcp.domain.cards import Card, part_number, whole_path
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.grants import Rights
@@ -33,7 +33,7 @@ from kiwi_mcp.kernel.view import Notice, TableRow, ViewItem, first_sentence, war
 from kiwi_mcp.search.encoder import load_encoder
 from kiwi_mcp.search.index import CardPool
 from kiwi_mcp.search.index_file import DamagedIndex
-from kiwi_mcp.search.indexes import SearchIndexes, SearchView, describe_locations, list_names
+from kiwi_mcp.search.indexes import SearchIndexes, describe_locations, list_names
 from kiwi_mcp.search.port import Encoder, Filter, Hit, MatchReason, PublishedItems, sort_hits
 from kiwi_mcp.search.query import ParsedQuery
 from kiwi_mcp.search.ranking import RankedHits, near_misses, rank
@@ -172,8 +172,15 @@ def _view(response: SearchResponse) -> Iterator[ViewItem]:
         kind, text = f"{one.source}/{one.tool_type}", first_sentence(one.description)
         row = f"{one.typed_name.ljust(width)}  {kind:<18} {text_of(one.score):<6}  {text}"
         yield TableRow(row, forms_in(row, one.why))
-        if reasons := "; ".join(_reasons(one, response.parts)):
-            yield TableRow(f"    {reasons}")
+        reasons = [
+            f"by {', '.join(one.why)}" if one.why else "",
+            "" if one.meaning is None else f"near in meaning ({text_of(one.meaning)})",
+            "used before for a need like this" if one.remembered else "",
+            f"for “{response.parts[one.part - 1]}”" if 0 < one.part <= len(response.parts) else "",
+            "" if one.permitted else f"✗ not permitted: {one.not_permitted}",
+        ]
+        if any(reasons):
+            yield TableRow(f"    {'; '.join(filter(None, reasons))}")
     yield from warning_rows([*response.warnings, *(file.message for file in response.broken)])
     found = f"{len(response.results)} of {response.total} found"
     yield Notice(found if response.results else f"Nothing found. {_typed(response.suggestion)}")
@@ -184,20 +191,6 @@ def _view(response: SearchResponse) -> Iterator[ViewItem]:
     if (state := response.indexing) is not None:
         counts = f"of {state.cards} items {state.words} are found by words, {state.meaning} by meaning so far"
         yield Notice(f"note: still indexing: {counts}.")
-
-
-def _reasons(found: SearchResult, parts: Sequence[str]) -> Iterator[str]:
-    """Yield why something was found, and why it may not be run."""
-    if found.why:
-        yield f"by {', '.join(found.why)}"
-    if found.meaning is not None:
-        yield f"near in meaning ({text_of(found.meaning)})"
-    if found.remembered:
-        yield "used before for a need like this"
-    if 0 < found.part <= len(parts):
-        yield f"for “{parts[found.part - 1]}”"
-    if not found.permitted:
-        yield f"✗ not permitted: {found.not_permitted}"
 
 
 def _typed(hint: str) -> str:
@@ -226,15 +219,16 @@ async def search(request: SearchRequest, context: VerbContext) -> Answer:
 
 def open_indexes(services: Services) -> SearchIndexes:
     """Return the search indexes of a kernel; the first search opens them."""
-    return services.search.open(partial(_open_indexes, services.store))
+    store = services.store
 
-
-def _open_indexes(store: Store) -> SearchIndexes:
     def load() -> Encoder | None:
         return load_encoder() if search_mode(store.user) == "meaning" else None
 
-    features = _Features(store)
-    return SearchIndexes(features, load, features.maintain, partial(write_namespaces, store.user, store))
+    def make() -> SearchIndexes:
+        features = _Features(store)
+        return SearchIndexes(features, load, features.maintain, partial(write_namespaces, store.user, store))
+
+    return services.search.open(make)
 
 
 class _Features:
@@ -267,21 +261,10 @@ class CatalogCards(Struct, frozen=True):
 
     catalog: Catalog
     source: ItemSource
-
-    @property
-    def name(self) -> str:
-        """The name of the source."""
-        return self.source.name
-
-    @property
-    def home(self) -> str:
-        """Where the source is."""
-        return self.source.home
-
-    @property
-    def cache(self) -> Path:
-        """The folder in which its index may be saved."""
-        return self.catalog.space.cache
+    name: str
+    home: str
+    cache: Path
+    """The folder in which its index may be saved."""
 
     @property
     def owner(self) -> ItemSource:
@@ -310,7 +293,8 @@ class CatalogCards(Struct, frozen=True):
 
 def card_sources(catalog: Catalog, names: Collection[Source]) -> Sequence[CatalogCards]:
     """Return some sources of a catalog, as search reads them."""
-    return [CatalogCards(catalog, source) for source in catalog.sources(names)]
+    cache = catalog.space.cache
+    return [CatalogCards(catalog, source, source.name, source.home, cache) for source in catalog.sources(names)]
 
 
 def find(
@@ -341,7 +325,12 @@ def _find(
     faults = [one.source.fault for one in sources if one.source.fault]
     if len(sources) == len(faults) == 1:  # the only source that was asked for has no items to show
         raise faults[0].with_traceback(None)
-    permission, wanted, is_server = ItemVisibility(catalog, rights), filter_of(request), _is_server(catalog)
+    permission, wanted = ItemVisibility(catalog, rights), filter_of(request)
+    is_type_of_server = cache(catalog.sheets.is_server)
+
+    def is_server(card: Card) -> bool:
+        return is_type_of_server(card.tool_type)
+
     query = view.parse(request.query)
     known = recall(query)
     pools, keeps = view.pools(query, wanted, known.found if known else ()), visible_cards(wanted, permission)
@@ -350,7 +339,8 @@ def _find(
     if is_browsing(request):
         ranked = browse(view.cards, keeps)
     else:
-        ranked = rank(query, pools, limit=max_hits(request), keeps=keeps, recall=known, is_behind=is_server)
+        limit = request.limit + _SPARE if request.sort_by == "score" else max(request.limit, _SORTED)
+        ranked = rank(query, pools, limit=limit, keeps=keeps, recall=known, is_behind=is_server)
     sees = (lambda card: not permission.is_hidden(card.identity)) if permission.hides else None
     is_shared, locations = partial(view.is_shared, sees=sees), partial(view.locations, sees)
     response = hits_response(request, query, ranked, permission, is_shared=is_shared, locations=locations)
@@ -359,18 +349,18 @@ def _find(
     if faults := [*faults, *view.faults, *filter(None, [permission.fault])]:
         response["warnings"] = [*dict.fromkeys(f"{fault.message} {fault.suggestion}" for fault in faults)]
     if request.with_schema and response["results"]:
-        response["results"] = [*_with_schema(as_list(response["results"]), catalog)]
+        first, *others = map(as_object, as_list(response["results"]))
+        with suppress(KiwiError):
+            first = {**first, "parameters": catalog.find(as_text(first["identity"])).manifest.parameters}
+        response["results"] = [first, *others]
     if not permission.hides:  # otherwise these would reveal items that the caller may not know about
-        response |= _index_state(view, catalog.seen_broken(SOURCES[request.source])[: request.limit])
+        broken = catalog.seen_broken(SOURCES[request.source])[: request.limit]
+        response |= {"indexing": view.indexing} if view.indexing else {}
+        response |= {"broken": [{"path": one.path, "message": one.error.message} for one in broken]} if broken else {}
     if not ranked.hits:
+        here = has_project(catalog.space)
         response |= no_hits_response(
-            request,
-            query,
-            pools,
-            permission,
-            lambda: view.cards,
-            is_server=is_server,
-            has_project=has_project(catalog.space),
+            request, query, pools, permission, view.cards, is_server=is_server, has_project=here
         )
     own = as_list(response["results"])
     free = request.limit - len(own)
@@ -403,16 +393,6 @@ def _is_no_server(is_server: Callable[[Card], bool], keeps: Callable[[Card], boo
     return not is_server(card) and (keeps is None or keeps(card))
 
 
-def _with_schema(results: Sequence[Json], catalog: Catalog) -> Iterator[Json]:
-    """Yield results, the first one with the schema of its parameters."""
-    first = as_object(results[0])
-    with suppress(KiwiError):
-        item = catalog.find(as_text(first["identity"]))
-        first = {**first, "parameters": item.manifest.parameters}
-    yield first
-    yield from results[1:]
-
-
 def filter_of(request: SearchRequest) -> Filter:
     """Return the filter of a request."""
     types = (request.item_type,) if request.item_type in _MARKDOWN else ()
@@ -441,11 +421,6 @@ def browse(cards: Iterable[Card], keeps: Callable[[Card], bool] | None) -> Ranke
     whole = (card for card in cards if not part_number(card))
     kept = sorted(filter(keeps, whole) if keeps else whole, key=lambda card: (card.tool_id, card.identity, card.path))
     return RankedHits([Hit(card, 1.0, MatchReason()) for card in kept], len(kept))
-
-
-def max_hits(request: SearchRequest) -> int:
-    """Return how many hits a response is chosen from."""
-    return request.limit + _SPARE if request.sort_by == "score" else max(request.limit, _SORTED)
 
 
 def hits_response(
@@ -494,19 +469,19 @@ def no_hits_response(
     query: ParsedQuery,
     pools: Sequence[CardPool],
     permission: ItemVisibility,
-    cards: Callable[[], Iterable[Card]],
+    cards: Iterable[Card],
     *,
     is_server: Callable[[Card], bool],
-    has_project: bool = True,
+    has_project: bool,
 ) -> dict[str, Json]:
-    """Return near misses and advice for a query without hits; `cards` gives all cards.
+    """Return near misses and advice for a query without hits; `cards` are all cards.
 
     `is_server` says whether a card is an MCP server itself. `has_project` says whether a project was searched: a model
     that named none may take the project for empty.
     """
     hints = [] if has_project else [_NO_PROJECT]
     keeps = visible_cards(filter_of(request), permission) or (lambda _: True)
-    known = [card for card in cards() if not (permission.hides and permission.is_hidden(card.identity))]
+    known = [card for card in cards if not (permission.hides and permission.is_hidden(card.identity))]
     if not known and (permission.hides or not any(pool.count for pool in pools)):
         return {"suggestion": " ".join([*hints, _NOTHING_YET])}
     response: dict[str, Json] = {}
@@ -590,15 +565,3 @@ def _line(description: str) -> str:
 
 def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
-
-
-def _is_server(catalog: Catalog) -> Callable[[Card], bool]:
-    """Return a function that tells whether a card is an MCP server itself."""
-    is_one = cache(catalog.sheets.is_server)
-    return lambda card: is_one(card.tool_type)
-
-
-def _index_state(view: SearchView, broken: Sequence[BrokenFile]) -> JsonObject:
-    """Return what was not searched: items that are not indexed yet, and files that cannot be read."""
-    files = [{"path": one.path, "message": one.error.message} for one in broken]
-    return {**({"indexing": view.indexing} if view.indexing else {}), **({"broken": files} if files else {})}

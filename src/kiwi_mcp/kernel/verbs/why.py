@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Annotated
@@ -53,6 +53,10 @@ _NEEDED: Sequence[tuple[ResourceKind, str]] = (
     ("command", "commands"),
 )
 """The key of `needs` that declares each kind."""
+_COMMANDS = (
+    "rules for `commands` hold for the program that is started, and for those that `needs.commands` declares; what a "
+    "program starts by itself is bounded by its sandbox"
+)
 
 
 def explain_rights(
@@ -62,35 +66,29 @@ def explain_rights(
 
     `needs` are those of its process. `bind` gives the plan; if there is none, what only a plan shows is left out.
     """
-    rows = [*_items(chain, rights), *_needs(needs, rights, space)]
-    try:
-        plan = bind()
-    except KiwiError:
-        return rows
-    uses: dict[tuple[str, str], list[Verdict]] = {}
-    for kind, resource, verdict in use_verdicts(plan, rights):
-        uses.setdefault((kind, resource), []).append(verdict)
-    return rows + [_row(kind, resource, verdicts) for (kind, resource), verdicts in uses.items()]
-
-
-def _items(chain: Chain, rights: Rights) -> Iterator[JsonObject]:
+    found: list[tuple[str, str, Sequence[Verdict]]] = []
     for place, link in enumerate(chain.links):
         verdicts = rights.verdicts("item", link.identity)
         # The links below an item need no rule of their own, but a rule that denies one of them blocks the item.
-        response = verdicts if place == 0 else [one for one in verdicts if isinstance(one, Deny) and one.rule]
-        if response:
-            yield _row("item", link.identity, response)
-
-
-def _needs(needs: Needs, rights: Rights, space: Space) -> Iterator[JsonObject]:
+        denials = [one for one in verdicts if isinstance(one, Deny) and one.rule]
+        found.append(("item", link.identity, denials if place else verdicts))
     for kind, word in _NEEDED:
-        asked: Iterable[str] = getattr(needs, word)
-        for text in asked:
+        for text in getattr(needs, word):
             try:
-                found = _verdicts(kind, text, rights, space)
+                verdicts = _verdicts(kind, text, rights, space)
             except KiwiError as error:
-                found = (Deny(error.message, "", "the item's needs"),)
-            yield _row(kind, text, [*found, Allow(f"needs.{word}", text)])
+                verdicts = (Deny(error.message, "", "the item's needs"),)
+            found.append((kind, text, [*verdicts, Allow(f"needs.{word}", text)]))
+    uses: dict[tuple[str, str], list[Verdict]] = {}
+    try:
+        plan = bind()
+    except KiwiError:
+        pass
+    else:
+        for kind, resource, verdict in use_verdicts(plan, rights):
+            uses.setdefault((kind, resource), []).append(verdict)
+    found += [(kind, resource, verdicts) for (kind, resource), verdicts in uses.items()]
+    return [_row(kind, resource, verdicts) for kind, resource, verdicts in found if verdicts]
 
 
 def _verdicts(kind: ResourceKind, text: str, rights: Rights, space: Space) -> tuple[Verdict, ...]:
@@ -109,13 +107,6 @@ def _row(kind: str, resource: str, verdicts: Sequence[Verdict]) -> JsonObject:
     refusal = next((one for one in verdicts if isinstance(one, Deny)), None)
     response: dict[str, Json] = {"kind": kind, "resource": resource, "allowed": refusal is None, "rules": steps}
     return {**response, "reason": refusal.reason} if refusal else response
-
-
-_FIX = "The owner's rules stand in policy.yaml of the user space; `kiwi help policy` tells of them."
-_COMMANDS = (
-    "rules for `commands` hold for the program that is started, and for those that `needs.commands` declares; what a "
-    "program starts by itself is bounded by its sandbox"
-)
 
 
 class ChainLink(Struct, frozen=True):
@@ -294,114 +285,155 @@ async def why(request: WhyRequest, context: VerbContext) -> Answer:
     services = context.services
     catalog = services.catalogs.for_item(request.item_id, request.project_path)
     call_context = services.context(context.caller, catalog)
-    return explain(request.call(call_context), call_context)
-
-
-def explain(call: Call, context: Context) -> Answer:
-    """Return the chain, its versions and digests, the origin of every variable, and each reason not to run."""
-    response: dict[str, Json] = {"tool_id": call.tool_id, "action": "why"}
+    call = request.call(call_context)
+    response: JsonObject = {"tool_id": call.tool_id, "action": "why"}
     try:
-        chain = callable_chain(call, context)
+        chain = callable_chain(call, call_context)
     except KiwiError as error:
         refused: JsonObject = {**response, "would_run": False, "reasons": [_reason(error)], **error.details}
         return Answer(refused, exit_code=error.exit_code)
-    return Answer({**response, **_Question(call, chain, context).answered()})
+    return Answer({**response, **_Question(call, chain, call_context).answered()})
 
 
 class _Question:
     """One call that is asked about, and what of it several gates look at."""
 
     def __init__(self, call: Call, chain: Chain, context: Context) -> None:
-        judge, catalog = context.services.provenance.held, context.catalog
-        self._call = call
-        self._chain = chain
-        self._context = context
-        self._offered = partial(offered_by, chain.tool, catalog, context.rights)
-        names, self._spare = _variables(chain)
-        is_accepted = catalog.is_meant(chain.server.tool) if chain.server else None
-        self._holder = holder_of(chain, call.space, context.services.provenance.authored, is_accepted=is_accepted)
-        self._stored = stored_secrets(names, call.space.user)
-        self._found = self._located(names)
+        space, provenance = call.space, context.services.provenance
+        self._call, self._chain, self._context = call, chain, context
         self._process = chain.process
-        self._rights = reaching(context.rights, chain.server.tool, catalog) if chain.server else context.rights
-        self._bind = partial(_bound, call, chain, context)
-        self._plan = partial(_judged, call, chain, context)
-        self._changes, self._holding = lock_changes(chain, call), judge(self._process or chain)
-        self._lost = lost_links(chain, call.space, judge)
-
-    def _isolation(self, tool: Tool) -> JsonObject:
-        """Return how a process is isolated, and what limits all its processes together on this machine."""
-        with suppress(IsolationUnavailable):
-            limited_by = check_level(self._holding.level, self._call.space)
-            return {**explain_holding(tool, self._holding), **({"limited_by": limited_by} if limited_by else {})}
-        return explain_holding(tool, self._holding)
+        self._changes, self._holding = lock_changes(chain, call), provenance.held(self._process or chain)
+        # What a tool says itself, and what the links below it put into a process.
+        below = [link.manifest.config if chain.server else link.manifest.config.get("env") for link in chain.links[1:]]
+        named = [f"${{{text_of(name)}}}" for name in as_list(chain.tool.manifest.config.get("variables"))]
+        templates: Json = [chain.tool.manifest.config, named, *below]
+        names, self._spare = variables(templates), defaulted(templates)
+        is_accepted = context.catalog.is_meant(chain.server.tool) if chain.server else None
+        self._holder = holder_of(chain, space, provenance.authored, is_accepted=is_accepted)
+        self._stored = stored_secrets(names, space.user)
+        located = Variables().locate(names, project=space.project, user=space.user)
+        refused = "" if self._holder.untrusted == () else ", not granted"
+        self._places = {name: place and f"{place}{refused}" for name, place in located.items()}
+        """Where each variable is set; empty or None where it is not."""
+        for name, one in self._stored.items():
+            self._places[name] = f"{STORE}, {'' if one.is_granted(self._holder) else 'not '}granted"
 
     def answered(self) -> JsonObject:
         """Return everything known about the call."""
-        chain, process = self._chain, self._process
+        call, chain, process, context = self._call, self._chain, self._process, self._context
+        rights = reaching(context.rights, chain.server.tool, context.catalog) if chain.server else context.rights
         reasons = self._refusals()
         needs = process.needs if process else Needs()
-        rows = explain_rights(chain, needs, self._rights, self._call.space, lambda: self._plan().plan)
-        reasons = self._counting([*reasons, *_untold(rows, reasons)])
+        rows = explain_rights(chain, needs, rights, call.space, lambda: self._judged().plan)
+        # What may not be used is a reason too, where none speaks of it.
+        listed = " ".join(text_of(reason["message"]) for reason in reasons)
+        denials = [text_of(row["reason"]) for row in rows if "reason" in row]
+        reasons += [_denial(reason) for reason in denials if reason not in listed]
+        if not call.parameters:  # the question is about the tool, and missing ones are no reason
+            reasons = [reason for reason in reasons if reason["code"] != InvalidArguments.code]
+        is_ruled = process is not None and any(grant.commands != ALL for grant in rights.grants)
         return {
             "tool_id": chain.tool.id,
             "identity": chain.tool.identity,
             "driver": chain.driver,
             **({"isolation": self._isolation(process.tool)} if process else {}),
             "chain": chain.to_json(),
-            **({"steps": found} if (found := _step_chains(chain, self._context)) else {}),
-            "variables": {name: place or None for name, place in self._found.items()},
+            **({"steps": steps} if (steps := _step_chains(chain, context)) else {}),
+            "variables": {name: place or None for name, place in self._places.items()},
             "needs": chain.needs.to_json(),
             "rights": rows,
             "lockfile": list(self._changes),
             "shadowed": list(chain.shadowed),
-            "notes": [*chain.drift, *chain.notes, *_bounds(self._rights, process)],
-            **_given(self._plan),
-            **_approval(ApprovalGate(self._context), self._plan),
+            "notes": [*chain.drift, *chain.notes, *([_COMMANDS] if is_ruled else [])],
+            **self._planned(),
             "would_run": not reasons,
             "reasons": [reason for place, reason in enumerate(reasons) if reason not in reasons[:place]],
         }
 
-    def _located(self, names: Sequence[str]) -> Mapping[str, str | None]:
-        """Return where each variable is set, if it is."""
-        space = self._call.space
-        found = Variables().locate(names, project=space.project, user=space.user)
-        stored = {
-            name: f"{STORE}, {'' if one.is_granted(self._holder) else 'not '}granted"
-            for name, one in self._stored.items()
-        }
-        refused = "" if self._holder.untrusted == () else ", not granted"
-        return {**{name: place and f"{place}{refused}" for name, place in found.items()}, **stored}
+    def _isolation(self, tool: Tool) -> JsonObject:
+        """Return how a process is isolated, and what limits all its processes together on this machine."""
+        isolation = explain_holding(tool, self._holding)
+        with suppress(IsolationUnavailable):
+            if limited_by := check_level(self._holding.level, self._call.space):
+                return {**isolation, "limited_by": limited_by}
+        return isolation
 
-    def _unstored(self) -> Sequence[str]:
-        """Return the variables that are set, and not by the store."""
-        return [name for name, place in self._found.items() if place and name not in self._stored]
+    def _planned(self) -> JsonObject:
+        """Return what the process is given, and whether the owner would be asked; nothing where there is no plan."""
+        response: dict[str, Json] = {}
+        with suppress(KiwiError):
+            run = self._judged()
+            profile = run.plan.profile.to_json() if run.plan.profile else {}
+            given = {word: profile[word] for word in ("readable", "writable", "hidden", "hosts") if profile.get(word)}
+            if asked := as_list(as_object(run.plan.facts.get("mcp")).get("client")):
+                given["client"] = list(asked)
+            if given:
+                response["given"] = given
+            response["approval"] = ApprovalGate(self._context).preview(run)
+        return response
 
     def _refusals(self) -> list[JsonObject]:
         """Return why each gate refuses the call, those that do."""
-        call, chain = self._call, self._chain
+        call, chain, context = self._call, self._chain, self._context
+        lost = lost_links(chain, call.space, context.services.provenance.held)
+        offered = partial(offered_by, chain.tool, context.catalog, context.rights)
         bounds = {name: one.bound for name, one in self._stored.items()}
+        unstored = [name for name, place in self._places.items() if place and name not in self._stored]
         gates: list[Callable[[], object]] = [
-            lambda: verify(chain, self._changes, self._lost, is_frozen=call.is_frozen),
-            lambda: self._context.services.drivers.of(chain, self._offered),
-            self._bind,
+            lambda: verify(chain, self._changes, lost, is_frozen=call.is_frozen),
+            lambda: context.services.drivers.of(chain, offered),
+            self._bound,
             *(partial(self._judge, rule) for rule in RULES),
-            lambda: _check_level(self._process, self._holding, call.space),
-            lambda: check_target(self._plan().plan, bounds),
+            self._check_level,
+            lambda: check_target(self._judged().plan, bounds),
             *(partial(refuse_holder, one, self._holder) for one in self._stored.values()),
-            lambda: refuse_untrusted(self._unstored(), self._holder),
+            lambda: refuse_untrusted(unstored, self._holder),
         ]
-        missing = [name for name, place in self._found.items() if place is None and name not in self._spare]
-        return [*(reason for gate in gates for reason in _refusals(gate)), *map(_missing, missing)]
+        missing = [name for name, place in self._places.items() if place is None and name not in self._spare]
+        return [
+            *(reason for gate in gates for reason in _refusals(gate)),
+            *(
+                {
+                    "code": "variable_missing",
+                    "message": f"${{{name}}} is set nowhere.",
+                    "suggestion": f"Set {name}, or add it to .env.",
+                }
+                for name in missing
+            ),
+        ]
 
     def _judge(self, rule: Rule) -> None:
-        rule(self._bind())
+        rule(self._bound())
 
-    def _counting(self, reasons: list[JsonObject]) -> list[JsonObject]:
-        # Without parameters the question is about the tool, and missing ones are no reason.
-        if self._call.parameters:
-            return reasons
-        return [reason for reason in reasons if reason["code"] != InvalidArguments.code]
+    def _judged(self) -> Run:
+        """Return the call, once every rule lets it pass."""
+        run = self._bound()
+        for rule in RULES:
+            rule(run)
+        return run
+
+    def _bound(self) -> Run:
+        """Return the plan of the call or, where no parameters are given, what does not depend on them."""
+        call, chain, context = self._call, self._chain, self._context
+        run = context.services.recorder.sketch(call)
+        try:
+            bind(run, context)
+        except InvalidArguments:
+            schema, url = chain.tool.manifest.parameters, as_text(chain.tool.manifest.config.get("url"))
+            # Where it goes must not be made up.
+            if call.parameters or (url and (not (host := urlsplit(url).netloc) or "{" in host)):
+                raise
+            places = {text_of(name): text_of(name) for name in as_list(schema.get("required"))}
+            driver = context.services.drivers.of(chain, tuple)
+            bind_plan(run, prepare(chain, driver, call, context), places, context)
+        return run
+
+    def _check_level(self) -> None:
+        if self._process is not None:
+            try:
+                check_level(self._holding.level, self._call.space)
+            except IsolationUnavailable as refused:
+                raise with_remedy(refused, self._holding.provenance, self._process.tool) from None
 
 
 def _step_chains(chain: Chain, context: Context) -> list[JsonObject]:
@@ -410,11 +442,8 @@ def _step_chains(chain: Chain, context: Context) -> list[JsonObject]:
         return []
     items, found = step_items(chain), list[JsonObject]()
     for step in read_composite(chain.tool.manifest.config).steps:
-        shown: JsonObject = {
-            "id": step.id,
-            "needs": list(step.depends_on()),
-            "ask": step.ask.message if step.ask else "",
-        }
+        ask = step.ask.message if step.ask else ""
+        shown: JsonObject = {"id": step.id, "needs": list(step.depends_on()), "ask": ask}
         if step.tool:
             inner = context.catalog.resolve(items[step.tool])
             call = Call(inner.tool.identity, context.space)
@@ -425,99 +454,11 @@ def _step_chains(chain: Chain, context: Context) -> list[JsonObject]:
     return found
 
 
-def _variables(chain: Chain) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the variables that a chain names, and those of them that it can do without."""
-    # What a tool says itself, and what the links below it put into a process.
-    below = [link.manifest.config if chain.server else link.manifest.config.get("env") for link in chain.links[1:]]
-    named = [f"${{{text_of(name)}}}" for name in as_list(chain.tool.manifest.config.get("variables"))]
-    templates: Json = [chain.tool.manifest.config, named, *below]
-    return variables(templates), defaulted(templates)
-
-
-def _missing(name: str) -> JsonObject:
-    return {
-        "code": "variable_missing",
-        "message": f"${{{name}}} is set nowhere.",
-        "suggestion": f"Set {name}, or add it to .env.",
-    }
-
-
-def _judged(call: Call, chain: Chain, context: Context) -> Run:
-    """Return a call that every rule lets pass."""
-    run = _bound(call, chain, context)
-    for rule in RULES:
-        rule(run)
-    return run
-
-
-def _bound(call: Call, chain: Chain, context: Context) -> Run:
-    """Return the plan of a call or, where no parameters are given, what does not depend on them."""
-    run = context.services.recorder.sketch(call)
-    try:
-        bind(run, context)
-    except InvalidArguments:
-        schema, url = chain.tool.manifest.parameters, as_text(chain.tool.manifest.config.get("url"))
-        # Where it goes must not be made up.
-        if call.parameters or (url and (not (host := urlsplit(url).netloc) or "{" in host)):
-            raise
-        places = {text_of(name): text_of(name) for name in as_list(schema.get("required"))}
-        driver = context.services.drivers.of(chain, tuple)
-        bind_plan(run, prepare(chain, driver, call, context), places, context)
-    return run
-
-
-def _untold(rows: Sequence[JsonObject], reasons: Sequence[JsonObject]) -> list[JsonObject]:
-    """Return a reason for each thing that may not be used, where none speaks of it."""
-    response = " ".join(text_of(reason["message"]) for reason in reasons)
-    refused = [text_of(row["reason"]) for row in rows if "reason" in row]
-    return [
-        {"code": PolicyDenied.code, "message": f"{reason.rstrip('.')}.", "suggestion": _FIX}
-        for reason in refused
-        if reason not in response
-    ]
-
-
-def _bounds(rights: Rights, process: Chain | None) -> list[str]:
-    """Return how far rules for programs reach, where there are any."""
-    is_ruled = process is not None and any(grant.commands != ALL for grant in rights.grants)
-    return [_COMMANDS] if is_ruled else []
-
-
-def _given(bind: Callable[[], Run]) -> JsonObject:
-    """Return what of the owner's the process is given, by its needs and by its command; nothing where there is none."""
-    try:
-        plan = bind().plan
-    except KiwiError:
-        return {}
-    response = plan.profile.to_json() if plan.profile else {}
-    given = {word: response[word] for word in ("readable", "writable", "hidden", "hosts") if response.get(word)}
-    if asked := as_list(as_object(plan.facts.get("mcp")).get("client")):
-        given["client"] = list(asked)
-    return {"given": given} if given else {}
-
-
-def _approval(gate: ApprovalGate, bind: Callable[[], Run]) -> JsonObject:
-    """Return whether the owner would be asked first; nothing where there is no plan to ask about."""
-    try:
-        return {"approval": gate.preview(bind())}
-    except KiwiError:
-        return {}
-
-
 def explain_holding(tool: Tool, holding: IsolationDecision) -> JsonObject:
     """Return how strictly a tool's process is isolated, what decided that, and what would change it."""
     response = holding.to_json()
     change = change_of(tool, holding)
     return {**response, "change": change} if change else response
-
-
-def _check_level(process: Chain | None, holding: IsolationDecision, space: Space) -> None:
-    if process is None:
-        return
-    try:
-        check_level(holding.level, space)
-    except IsolationUnavailable as refused:
-        raise with_remedy(refused, holding.provenance, process.tool) from None
 
 
 def check_target(plan: Plan, bounds: Mapping[str, SecretScope]) -> None:
@@ -545,3 +486,8 @@ def _refusals(gate: Callable[[], object]) -> list[JsonObject]:
 
 def _reason(error: KiwiError) -> JsonObject:
     return {"code": error.code, "message": error.message, "suggestion": error.suggestion}
+
+
+def _denial(reason: str) -> JsonObject:
+    fix = "The owner's rules stand in policy.yaml of the user space; `kiwi help policy` tells of them."
+    return {"code": PolicyDenied.code, "message": f"{reason.rstrip('.')}.", "suggestion": fix}
