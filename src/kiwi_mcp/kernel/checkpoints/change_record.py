@@ -80,21 +80,17 @@ class CheckpointRecord(Struct, frozen=True):
 
     def summary(self) -> JsonObject:
         """Return what a list shows."""
-        response: dict[str, Json] = {
-            "run_id": self.run_id,
-            "tool_id": self.tool_id,
-            "started_at": iso(self.started),
-            "changed": [{"path": shown(change.path), "change": change.word} for change in self.changes[:_SHOWN]],
+        changed = [{"path": shown(change.path), "change": change.word} for change in self.changes[:_SHOWN]]
+        about: JsonObject = {"run_id": self.run_id, "tool_id": self.tool_id, "started_at": iso(self.started)}
+        more: JsonObject = {
+            "changed_paths": len(self.changes) if len(self.changes) > _SHOWN else 0,
+            "unfinished": self.finished is None,
+            "left_out": list(map(shown, self.left_out[:_SHOWN])),
+            "beside": list(map(shown, self.beside[:_SHOWN])),
+            "commit": self.commit,
+            "undoes": self.undoes,
         }
-        if len(self.changes) > _SHOWN:
-            response["changed_paths"] = len(self.changes)
-        if self.finished is None:
-            response["unfinished"] = True
-        for word in ("left_out", "beside"):
-            if listed := getattr(self, word):
-                response[word] = [shown(path) for path in listed[:_SHOWN]]
-        others = {"commit": self.commit, "undoes": self.undoes}
-        return {**response, **{word: value for word, value in others.items() if value}}
+        return {**about, "changed": changed, **{word: value for word, value in more.items() if value}}
 
     def to_text(self) -> bytes:
         """Return the record as one line of JSON."""
@@ -119,8 +115,7 @@ class CheckpointRecord(Struct, frozen=True):
     def of_text(cls, text: bytes, run_id: str) -> CheckpointRecord | None:
         """Return the record that a text holds; None where it is not one that Kiwi wrote for the run."""
         try:
-            written: Json = json.loads(text)
-            record = _record(as_object(written))
+            record = _record(as_object(json.loads(text)))
         except (ValueError, TypeError, IndexError, RecursionError):
             return None
         return record if record.run_id == run_id else None
@@ -209,22 +204,20 @@ def differences(listed: Sequence[FileChange], contents: Mapping[str, bytes]) -> 
     """Return one text that shows every change, cut where it is long."""
     text = ""
     for place, change in enumerate(listed):
-        text += _one(change, contents)
+        path, sides = shown(change.path), (change.before, change.after)
+        before, after = (path if entry else "/dev/null" for entry in sides)
+        sizes = " → ".join("nothing" if entry is None else f"{entry.size:,} bytes" for entry in sides)
+        old, new = (_lines(entry, contents) for entry in sides)
+        if old is None or new is None:
+            text += f"{path}: not text, or long; {sizes}\n"
+        else:
+            found = "".join(unified_diff(old, new, before, after))
+            if change.before and change.after and change.before.mode != change.after.mode:
+                found = f"{path}: mode {change.before.mode:o} → {change.after.mode:o}\n{found}"
+            text += found or f"{path}: {sizes}\n"
         if len(text) > _MOST:
             return f"{text[:_MOST]}\n… and {len(listed) - place - 1} more paths\n"
     return text
-
-
-def _one(change: FileChange, contents: Mapping[str, bytes]) -> str:
-    path = shown(change.path)
-    before, after = (path if entry else "/dev/null" for entry in (change.before, change.after))
-    lines = [_lines(entry, contents) for entry in (change.before, change.after)]
-    if lines[0] is None or lines[1] is None:
-        return f"{path}: not text, or long; {_size(change.before)} → {_size(change.after)}\n"
-    found = "".join(unified_diff(lines[0], lines[1], before, after))
-    if change.before and change.after and change.before.mode != change.after.mode:
-        found = f"{path}: mode {change.before.mode:o} → {change.after.mode:o}\n{found}"
-    return found or f"{path}: {_size(change.before)} → {_size(change.after)}\n"
 
 
 def _lines(entry: FileState | None, contents: Mapping[str, bytes]) -> list[str] | None:
@@ -240,10 +233,6 @@ def _lines(entry: FileState | None, contents: Mapping[str, bytes]) -> list[str] 
     kept = [line if line.isprintable() else json.dumps(line, ensure_ascii=False)[1:-1] for line in text.split("\n")]
     last = kept.pop()
     return [*(f"{line}\n" for line in kept), *([f"{last}\n\\ no newline at the end\n"] if last else [])]
-
-
-def _size(entry: FileState | None) -> str:
-    return "nothing" if entry is None else f"{entry.size:,} bytes"
 
 
 FOLDER = (".ai", "state", "checkpoints")
@@ -279,8 +268,13 @@ class Copies(Struct, frozen=True):
                 return []
 
     def _records(self, runs: Sequence[str]) -> Sequence[CheckpointRecord]:
+        found: list[CheckpointRecord | None] = []
         with opened(self.project) as project, below(project, *FOLDER) as home:
-            return [record for run in runs if (record := _copied_record(home, run)) is not None]
+            for run in runs:
+                with suppress(LookupError):
+                    text = read_file(home, f"{run}.json", limit=_MOST_RECORD)
+                    found.append(CheckpointRecord.of_text(text, run))
+        return [record for record in found if record is not None]
 
     def _content(self, name: str) -> bytes:
         try:
@@ -296,9 +290,3 @@ class Copies(Struct, frozen=True):
                 suggestion="Do not use it; restore the files from your own backups.",
             )
         return data
-
-
-def _copied_record(home: int, run: str) -> CheckpointRecord | None:
-    with suppress(LookupError):
-        return CheckpointRecord.of_text(read_file(home, f"{run}.json", limit=_MOST_RECORD), run)
-    return None

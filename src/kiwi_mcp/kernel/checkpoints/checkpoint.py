@@ -5,24 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Literal, Protocol, get_args
+from typing import TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import KiwiError, Unavailable
-from kiwi_mcp.domain.items import Chain, Lifetime, Manifest
+from kiwi_mcp.domain.items import CHECKPOINT_MODES, Chain, Lifetime, Manifest
 from kiwi_mcp.domain.json import Json, JsonObject, as_object
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
 from kiwi_mcp.domain.times import now_ms
 from kiwi_mcp.kernel.checkpoints.change_record import CheckpointRecord, side
 from kiwi_mcp.kernel.checkpoints.file_tree import SECONDS, Snapshot, Survey, survey
-from kiwi_mcp.kernel.checkpoints.git_store import Git, store_for
+from kiwi_mcp.kernel.checkpoints.git_store import Git, private_repository, repository
 from kiwi_mcp.primitives.process.spawn import completed
 
-Mode = Literal["auto", "explicit", "disabled"]
-MODES: tuple[Mode, ...] = get_args(Mode)
 OFFER: JsonObject = {
     "saved": False,
     "hint": "This tool changes state. Send `checkpoint: true` (`--checkpoint`) to be able to undo a run.",
@@ -30,28 +28,14 @@ OFFER: JsonObject = {
 _ELSEWHERE: JsonObject = {"saved": False, "hint": "Nothing was saved: this item changes no file of the project."}
 
 
-class Guard(Protocol):
-    """Stands around a run: entered before it, left after it, however it ends."""
-
-    @property
-    def summary(self) -> JsonObject | None:
-        """What the answer says about it."""
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What could not be saved, and why."""
-
-    async def __aenter__(self) -> object: ...
-
-    async def __aexit__(self, *error: object) -> None: ...
-
-
 class Unguarded:
     """A run of which nothing is saved."""
 
     def __init__(self, summary: JsonObject | None = None, warnings: tuple[str, ...] = ()) -> None:
         self.summary = summary
+        """What the answer says about it."""
         self.warnings = warnings
+        """What could not be saved, and why."""
 
     async def __aenter__(self) -> None:
         """Do nothing."""
@@ -114,13 +98,13 @@ def not_made(reason: str) -> Unavailable:
     )
 
 
-def mode_of(written: Json) -> Mode | None:
-    """Return the mode that a manifest or the owner's policy sets, alone or together with paths.
+def mode_of(written: Json) -> str:
+    """Return the mode that a manifest or the owner's policy sets, alone or together with paths; empty if it sets none.
 
     An unknown value counts as `auto`, because the author wanted something and saving is the safe choice.
     """
     word = as_object(written).get("mode") if isinstance(written, Mapping) else written
-    return next((mode for mode in MODES if mode == word), "auto" if word else None)
+    return next((mode for mode in CHECKPOINT_MODES if mode == word), "auto" if word else "")
 
 
 KEPT = 200
@@ -165,22 +149,21 @@ class Checkpoint:
         if not record.changes:
             await self._store.drop([record.run_id])
             return {"saved": True, "changed": []}
-        record = await self._tidied(replace(record, commit=await seal(self._store, record)))
-        added, deleted = await self._store.changed_lines(record.commit)
-        response = {**record.summary(), "insertions": added, "deletions": deleted}
-        return {"saved": True, "undo": record.run_id, **{word: response[word] for word in _TOLD if word in response}}
-
-    async def _tidied(self, record: CheckpointRecord) -> CheckpointRecord:
-        """Forget the oldest checkpoints, and return the record with the runs that went on beside this one."""
+        record = replace(record, commit=await seal(self._store, record))
         runs = await self._store.runs()
         near = await self._store.records(runs[-_LOOKED_AT:])
-        beside = tuple(other.run_id for other in near if record.overlaps(other))
-        if beside:
+        if beside := tuple(other.run_id for other in near if record.overlaps(other)):
             record = replace(record, beside=beside)
             record = replace(record, commit=await seal(self._store, record))
         with suppress(KiwiError):  # the next run forgets what this one could not
             await self._store.drop_oldest(runs[:-KEPT])
-        return record
+        added, deleted = await self._store.changed_lines(record.commit)
+        response = {**record.summary(), "insertions": added, "deletions": deleted}
+        return {"saved": True, "undo": record.run_id, **{word: response[word] for word in _TOLD if word in response}}
+
+
+Guard: TypeAlias = Checkpoint | Unguarded
+"""Stands around a run: entered before it, left after it, however it ends."""
 
 
 async def begin(space: Space, tool_id: str, run_id: str, wanted: CheckpointRequest) -> Guard:
@@ -200,7 +183,7 @@ async def begin(space: Space, tool_id: str, run_id: str, wanted: CheckpointReque
 
 async def _begun(space: Space, tool_id: str, run_id: str) -> Checkpoint:
     started = now_ms()
-    store = await store_for(space)
+    store = await repository(space) or await private_repository(space)
     listing = await store.paths()
     found = await look_at(space, store, listing.paths)
     saved = await store.keep(found.entries)
@@ -242,10 +225,6 @@ async def seal(store: Git, record: CheckpointRecord) -> str:
 
 
 def _words(reason: BaseException) -> str:
-    match reason:
-        case KiwiError():
-            return reason.message
-        case TimeoutError():
-            return f"it took more than {SECONDS:.0f} seconds."
-        case _:
-            return f"{reason}."
+    if isinstance(reason, KiwiError):
+        return reason.message
+    return f"it took more than {SECONDS:.0f} seconds." if isinstance(reason, TimeoutError) else f"{reason}."

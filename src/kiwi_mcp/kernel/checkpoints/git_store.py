@@ -93,7 +93,9 @@ class Git(Struct, frozen=True):
         repositories += [path.rstrip("/") for path in others if path.endswith("/")]
         found = [path for head, _, path in staged if head.split()[1] != _GITLINK]
         found += [path for path in others if not path.endswith("/")]
-        return TrackedPaths([path for path in found if not is_left_out(path)], repositories, await self._ignored())
+        asked = ("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory", "--", ".")
+        ignored = [os.fsdecode(line) for line in (await self._ask(*asked)).split(b"\0") if line]
+        return TrackedPaths([path for path in found if not is_left_out(path)], repositories, ignored)
 
     async def keep(self, entries: Snapshot) -> Snapshot:
         """Write the objects that the repository does not have yet, and return the entries under their ids."""
@@ -131,9 +133,14 @@ class Git(Struct, frozen=True):
 
     async def seal(self, record: CheckpointRecord, contents: Mapping[str, Snapshot]) -> str:
         """Point the run's ref at a commit with the contents, and the record as its message; return the commit."""
-        with _staging(self.space.cache) as folder:
-            own = {"GIT_INDEX_FILE": f"{folder}/index"}
-            await self._ask("update-index", "-z", "--index-info", stdin=_index_lines(contents), env=own)
+        lines = [
+            f"{_mode(entry)} {entry.id}\t{folder}/{path}\0"
+            for folder, entries in contents.items()
+            for path, entry in entries.items()
+        ]
+        with _staging(self.space.cache) as staging:
+            own = {"GIT_INDEX_FILE": f"{staging}/index"}
+            await self._ask("update-index", "-z", "--index-info", stdin=os.fsencode("".join(lines)), env=own)
             tree = (await self._ask("write-tree", "--missing-ok", env=own)).decode().strip()
         text = record.to_text()
         mark = await asyncio.to_thread(self._mac().of, self._marked(text))
@@ -196,12 +203,6 @@ class Git(Struct, frozen=True):
         if runs and self.is_private:
             await self._ask("prune", f"--expire={_YOUNG}")
 
-    async def _ignored(self) -> Sequence[str]:
-        listed = await self._ask(
-            "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory", "--", "."
-        )
-        return [os.fsdecode(line) for line in listed.split(b"\0") if line]
-
     async def _missing(self, ids: Iterable[str]) -> set[str]:
         asked = "".join(f"{name}\n" for name in ids).encode()
         answer = await self._ask("cat-file", "--batch-check=%(objectname)", "--buffer", stdin=asked)
@@ -219,22 +220,17 @@ class Git(Struct, frozen=True):
         return result.stdout
 
 
-async def store_for(space: Space) -> Git:
-    """Return where new checkpoints of a project are kept."""
-    return await repository(space) or await private_repository(space)
-
-
 async def stores(space: Space) -> list[Git]:
     """Return every repository that may hold checkpoints of a project: it may have become a repository since."""
-    own, private = await repository(space), _private_folder(space)
-    known = [Git(space, str(private), ALGORITHM, is_private=True)] if _is_repository(private) else []
-    return [*([own] if own else []), *known]
+    own, folder = await repository(space), _private_folder(space)
+    private = Git(space, str(folder), ALGORITHM, is_private=True) if (folder / "HEAD").is_file() else None
+    return [store for store in (own, private) if store]
 
 
 async def private_repository(space: Space) -> Git:
     """Return Kiwi's own repository for a project, which is made when it is first needed."""
     folder = _private_folder(space)
-    if not _is_repository(folder):
+    if not (folder / "HEAD").is_file():
         await _make_private(folder)
     return Git(space, str(folder), ALGORITHM, is_private=True)
 
@@ -242,10 +238,6 @@ async def private_repository(space: Space) -> Git:
 def _private_folder(space: Space) -> Path:
     name = sha256(os.fsencode(space.project)).hexdigest()[:32]
     return space.user / "state" / "checkpoints" / f"{name}.git"
-
-
-def _is_repository(folder: Path) -> bool:
-    return (folder / "HEAD").is_file()
 
 
 async def _make_private(folder: Path) -> None:
@@ -262,7 +254,7 @@ async def _make_private(folder: Path) -> None:
         raise Unavailable("git is not installed.", suggestion="Install git.") from error
     finally:
         await asyncio.to_thread(shutil.rmtree, draft, ignore_errors=True)
-    if not _is_repository(folder):
+    if not (folder / "HEAD").is_file():
         raise Unavailable(f"{folder} cannot be made.", suggestion=f"See that you may write to {folder.parent}.")
 
 
@@ -279,18 +271,15 @@ async def repository(space: Space) -> Git | None:
             return None
         raise git_failed("rev-parse", result)
     match os.fsdecode(result.stdout).splitlines():
+        case [top, folder, algorithm] if top == project:
+            return Git(space, folder, algorithm)
         case [top, folder, algorithm]:
-            is_ignored = top != project and await _ignores(top, project)
-            return None if is_ignored else Git(space, folder, algorithm)
+            ignored = await run_git(("check-ignore", "-q", "--", project), top)
+            if ignored.exit_code not in {0, 1}:
+                raise git_failed("check-ignore", ignored)
+            return Git(space, folder, algorithm) if ignored.exit_code else None
         case _:
             raise Unavailable("The path of the repository has a line break.", suggestion="Move it to another path.")
-
-
-async def _ignores(top: str, project: str) -> bool:
-    result = await run_git(("check-ignore", "-q", "--", project), top)
-    if result.exit_code not in {0, 1}:
-        raise git_failed("check-ignore", result)
-    return result.exit_code == 0
 
 
 @contextmanager
@@ -321,15 +310,6 @@ def _freshen(folder: str, ids: Iterable[str]) -> None:
     for name in ids:
         with suppress(OSError):
             os.utime(f"{folder}/objects/{name[:2]}/{name[2:]}")
-
-
-def _index_lines(contents: Mapping[str, Snapshot]) -> bytes:
-    lines = [
-        f"{_mode(entry)} {entry.id}\t{folder}/{path}\0"
-        for folder, entries in contents.items()
-        for path, entry in entries.items()
-    ]
-    return os.fsencode("".join(lines))
 
 
 def _mode(entry: FileState) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated
 
@@ -30,7 +30,7 @@ from kiwi_mcp.kernel.checkpoints.file_tree import FileState, Snapshot, content, 
 from kiwi_mcp.kernel.checkpoints.git_store import Git, private_repository, stores
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.verb import ANYONE, OWNER, Argument, NameText, Option, ProjectRequest, Response, verb
-from kiwi_mcp.kernel.view import Data, Hint, Notice, TableRow, ViewItem, warning_rows
+from kiwi_mcp.kernel.view import Data, Hint, Notice, TableRow, ViewItem, count_text, warning_rows
 from kiwi_mcp.store.runs import Runs, new_run
 
 TOOL_ID = "undo"
@@ -87,9 +87,8 @@ def _list_view(response: UndoListResponse) -> Iterator[ViewItem]:
         yield TableRow(f"{one.run_id}  {one.tool_id:<20}  {changed}{undone}")
     if not response.checkpoints:
         yield Notice("No run of this project can be undone.")
-        yield Hint(
-            "`kiwi run TOOL --checkpoint` saves the files first; so does `checkpoint: auto` in ~/.ai/policy.yaml."
-        )
+        saves = "`kiwi run TOOL --checkpoint` saves the files first"
+        yield Hint(f"{saves}; so does `checkpoint: auto` in ~/.ai/policy.yaml.")
 
 
 @verb(
@@ -164,11 +163,25 @@ async def undo(request: UndoRequest, context: VerbContext) -> UndoResponse:
         listed = changes(record.saved or {}, await look(space, store, record))
     now = await look_at(space, store, [change.path for change in listed])
     undoing = _Undoing(space, source, store, replace(record, changes=listed), now.entries, now.left_out)
+    doubts, drift = undoing.doubts, undoing.drift
     if request.dry_run:
-        return await undoing.planned()
-    if undoing.doubts and not request.force:
-        raise await undoing.refusal()
-    return await undoing.done(runs) if undoing.wanted else undoing.settled()
+        return replace(
+            undoing.response("planned", f"{count_text(len(undoing.wanted), 'path')} would be put back"),
+            diff=await undoing.diff(undoing.wanted),
+            doubts=list(doubts) or UNSET,
+            drift=await undoing.diff(drift) if doubts else UNSET,
+        )
+    if doubts and not request.force:
+        raise Conflict(
+            f"{record.run_id} was not undone: {'; '.join(doubts)}.",
+            suggestion=f"Look at the diff; `kiwi undo {record.run_id} --force` puts all paths back as they were "
+            "before the run, and can be undone itself.",
+            paths=[shown(change.path) for change in drift],
+            diff=await undoing.diff(drift),
+        )
+    if not undoing.wanted:
+        return undoing.response("unchanged", f"everything is as it was before {record.run_id}")
+    return await undoing.done(runs)
 
 
 async def _sources(space: Space) -> list[Git | Copies]:
@@ -182,7 +195,13 @@ async def _found(wanted: str, space: Space, runs: Runs | KiwiError) -> tuple[Git
     known = [(source, run) for source in await _sources(space) for run in await source.runs()]
     match [(source, run) for source, run in known if run.startswith(start)] if len(start) >= _SHORTEST else []:
         case [(source, run)]:
-            return source, await asyncio.to_thread(_sound, run, await source.records([run]), space, runs)
+            records = await source.records([run])
+            if not records or not await asyncio.to_thread(_is_own, records[0], space, runs):
+                raise StoreDamaged(
+                    f"The checkpoint of {run} is not one that Kiwi made for this project.",
+                    suggestion="Do not use it; restore the files from your own commits or backups.",
+                )
+            return source, records[0]
         case []:
             raise NotFound(
                 f"No checkpoint of a run {wanted!r} is kept in this project.",
@@ -193,15 +212,6 @@ async def _found(wanted: str, space: Space, runs: Runs | KiwiError) -> tuple[Git
         case several:
             listed = ", ".join(run for _, run in several)
             raise InvalidRequest(f"{wanted!r} is the beginning of several runs.", suggestion=f"Write one: {listed}.")
-
-
-def _sound(run: str, records: Sequence[CheckpointRecord], space: Space, runs: Runs | KiwiError) -> CheckpointRecord:
-    if not records or not _is_own(records[0], space, runs):
-        raise StoreDamaged(
-            f"The checkpoint of {run} is not one that Kiwi made for this project.",
-            suggestion="Do not use it; restore the files from your own commits or backups.",
-        )
-    return records[0]
 
 
 def _is_own(record: CheckpointRecord, space: Space, runs: Runs | KiwiError) -> bool:
@@ -267,38 +277,22 @@ class _Undoing(Struct, frozen=True):
         if self.record.finished is None:
             found.append("it did not come to its end, so what else changed since then would be undone too")
         if self.record.beside:
-            found.append(f"other runs went on at the same time, and theirs would be undone too: {self._beside()}")
+            beside = ", ".join(self.record.beside[:10])
+            found.append(f"other runs went on at the same time, and theirs would be undone too: {beside}")
         return found
-
-    async def planned(self) -> UndoResponse:
-        """Return what would be done."""
-        return replace(
-            self._response("planned", f"{self._count()} would be put back"),
-            diff=await self._diff(self.wanted),
-            doubts=list(self.doubts) or UNSET,
-            drift=await self._diff(self.drift) if self.doubts else UNSET,
-        )
-
-    async def refusal(self) -> Conflict:
-        """Return the error that says why it is not undone."""
-        return Conflict(
-            f"{self.record.run_id} was not undone: {'; '.join(self.doubts)}.",
-            suggestion=f"Look at the diff; `kiwi undo {self.record.run_id} --force` puts all paths back as they were "
-            "before the run, and can be undone itself.",
-            paths=[shown(change.path) for change in self.drift],
-            diff=await self._diff(self.drift),
-        )
-
-    def settled(self) -> UndoResponse:
-        """Return that there is nothing to do."""
-        return self._response("unchanged", f"everything is as it was before {self.record.run_id}")
 
     async def done(self, runs: Runs | KiwiError) -> UndoResponse:
         """Put every path back, with a checkpoint of its own, and record it as a run."""
         wanted = self.wanted
         contents = await self.source.read(side(wanted, "after").values())
-        own = await self._begun()
-        run_id = own.run_id
+        started, before = time.time_ns() // 1_000_000, side(wanted, "before")
+        saved = await self.store.keep(before)
+        if saved != before:
+            raise Conflict("The files are being changed at this moment.", suggestion="Undo when nothing else writes.")
+        run_id, _ = new_run(started)
+        scope = tuple(change.path for change in wanted)
+        own = CheckpointRecord(run_id, TOOL_ID, started, saved=saved, scope=scope, undoes=self.record.run_id)
+        await self.store.seal(own, {"before": saved})
         fault = await asyncio.to_thread(_put_back, self.space, wanted, contents)
         after = await self.store.keep((await look_at(self.space, self.store, own.scope)).entries)
         ended = own.ended(time.time_ns() // 1_000_000, after)
@@ -313,23 +307,11 @@ class _Undoing(Struct, frozen=True):
                 undo=run_id,
                 changed=ended.summary()["changed"],
             )
-        response = self._response("undone", f"{self._count()} put back as before {self.record.run_id}")
+        response = self.response("undone", f"{count_text(len(wanted), 'path')} put back as before {self.record.run_id}")
         return replace(response, undo=run_id, warnings=warnings or UNSET)
 
-    async def _begun(self) -> CheckpointRecord:
-        """Save the current state, under a run of its own."""
-        started = time.time_ns() // 1_000_000
-        before = side(self.wanted, "before")
-        saved = await self.store.keep(before)
-        if saved != before:
-            raise Conflict("The files are being changed at this moment.", suggestion="Undo when nothing else writes.")
-        run_id, _ = new_run(started)
-        scope = tuple(change.path for change in self.wanted)
-        record = CheckpointRecord(run_id, TOOL_ID, started, saved=saved, scope=scope, undoes=self.record.run_id)
-        await self.store.seal(record, {"before": saved})
-        return record
-
-    def _response(self, status: str, message: str) -> UndoResponse:
+    def response(self, status: str, message: str) -> UndoResponse:
+        """Return a response with the paths that are restored."""
         words = {"created": "restored", "deleted": "removed", "changed": "restored"}
         return UndoResponse(
             run_id=self.record.run_id,
@@ -340,18 +322,8 @@ class _Undoing(Struct, frozen=True):
             message=message,
         )
 
-    def _count(self) -> str:
-        count = len(self.wanted)
-        return f"{count} path{'s' * (count != 1)}"
-
-    def _beside(self) -> str:
-        return ", ".join(self.record.beside[:10])
-
-    async def _diff(self, listed: Sequence[FileChange]) -> str:
-        return await asyncio.to_thread(differences, listed, await self._contents(listed))
-
-    async def _contents(self, listed: Iterable[FileChange]) -> dict[str, bytes]:
-        """Return the contents of both sides by their ids, including the current ones."""
+    async def diff(self, listed: Sequence[FileChange]) -> str:
+        """Return the differences of some paths; their current contents are read from the project."""
         found: dict[str, bytes] = {}
         kept: list[FileState] = []
         for change in listed:
@@ -361,7 +333,8 @@ class _Undoing(Struct, frozen=True):
                     found |= {entry.id: data} if data is not None else {}
                 else:
                     kept.append(entry)
-        return {**await self.source.read(kept), **found} if kept else found
+        contents = {**await self.source.read(kept), **found} if kept else found
+        return await asyncio.to_thread(differences, listed, contents)
 
 
 def _put_back(space: Space, wanted: Sequence[FileChange], contents: Mapping[str, bytes]) -> KiwiError | None:
