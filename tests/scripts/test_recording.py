@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kiwi_mcp.kernel.verbs.setup import SetupServer, server_table
+from kiwi_mcp.kernel.verbs.mcp.connect import SetupServer, server_table
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "pictures" / "setup.svg"

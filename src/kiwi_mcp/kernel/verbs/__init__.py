@@ -81,7 +81,7 @@ VERBS: tuple[VerbFamily, ...] = (
     VerbFamily(
         "setup",
         "Bring the MCP servers of the user's clients to Kiwi, and Kiwi into the clients.",
-        {"": "setup"},
+        {"": "mcp.connect"},
         runs_items=True,
     ),
     VerbFamily("status", "What is here, what waits, and what to do next.", {"": "status"}, is_read_only=True),
@@ -151,9 +151,8 @@ VERBS: tuple[VerbFamily, ...] = (
         "Add MCP servers, see what they offer, accept it, and connect clients to Kiwi.",
         _actions(
             {
-                "mcp.servers": "list refresh remove login logout logs restart try",
+                "mcp.servers": "list refresh remove login logout logs restart try accept diff",
                 "mcp.add": "add import allow",
-                "mcp.accept": "accept diff",
                 "mcp.connect": "connect",
             }
         ),

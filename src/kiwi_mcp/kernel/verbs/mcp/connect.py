@@ -1,38 +1,52 @@
-"""mcp connect: Kiwi's entry in the configuration of a client, with undo; servers that Kiwi has too."""
+"""setup and mcp connect: Kiwi's entry in the configurations of MCP clients, and their servers in Kiwi; with undo."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
 
-from msgspec import UNSET, UnsetType
+import msgspec
+from msgspec import UNSET, Struct, UnsetType, field
 from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.calls import Space
-from kiwi_mcp.domain.errors import Invalid, KiwiError, NotFound, Unavailable
+from kiwi_mcp.domain.calls import Question, Space
+from kiwi_mcp.domain.errors import Invalid, InvalidRequest, KiwiError, NotFound, Unavailable
 from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.domain.json import as_object
+from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.domain.safe_text import strip_controls
 from kiwi_mcp.domain.secret import Secret
+from kiwi_mcp.domain.token_cost import cost_of_json, total
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.mcp_definitions import launch_of
-from kiwi_mcp.kernel.mcp_servers import known_servers, server_secrets
+from kiwi_mcp.kernel.mcp_servers import McpServers, known_servers, server_secrets
 from kiwi_mcp.kernel.paths import no_project_space
-from kiwi_mcp.kernel.verb import OWNER, Argument, DryRun, NameText, Option, ProjectRequest, Response, verb
-from kiwi_mcp.kernel.verbs.mcp.add import shown_path
-from kiwi_mcp.kernel.verbs.mcp.servers import NO_NETWORK, may_reach
-from kiwi_mcp.kernel.view import Data, Notice, TableRow, ViewItem, count_text, next_hint
+from kiwi_mcp.kernel.token_meter import all_sent
+from kiwi_mcp.kernel.verb import OWNER, AnyJson, Argument, DryRun, NameText, Option, ProjectRequest, Response, verb
+from kiwi_mcp.kernel.verbs.mcp.add import ServerAllowRequest, ServersImportRequest, allow, import_servers, shown_path
+from kiwi_mcp.kernel.verbs.mcp.servers import NO_NETWORK, Warnings, may_change, may_reach
+from kiwi_mcp.kernel.view import Data, Notice, TableRow, ViewItem, count_text, next_hint, warning_rows
 from kiwi_mcp.manifest.mcp.client_entry import ENTRY, ClientFileChange, apply, keep_copy, plan_connect, plan_undo
-from kiwi_mcp.manifest.mcp.clients import SCOPES, Scope, clients, find_configurations, read_configuration, read_text
+from kiwi_mcp.manifest.mcp.clients import (
+    SCOPES,
+    Configuration,
+    Scope,
+    clients,
+    find_configurations,
+    read_configuration,
+    read_text,
+)
 from kiwi_mcp.manifest.mcp.launch_command import server_in
 from kiwi_mcp.manifest.mcp.server_entry import ServerDraft
+from kiwi_mcp.manifest.owner_file import put_file
 from kiwi_mcp.manifest.templates import variables
 from kiwi_mcp.policy.isolation import default_isolation
 from kiwi_mcp.policy.secret_access import stored_secrets
@@ -339,3 +353,303 @@ def _other_secrets(
         return fault.message
     other = [name for name in mine if not secrets[name].is_same(Secret(values[name]))]
     return f"{', '.join(other)} is another one here" if other else ""
+
+
+class SetupRequest(ProjectRequest, frozen=True, kw_only=True):
+    """Whether to ask, and whether to go back."""
+
+    yes: Annotated[
+        bool, Option("Ask nothing: servers get what Kiwi knows they need, and nothing more.", "--yes", "-y")
+    ] = False
+    undo: Annotated[bool, Option("Put the files of your clients back.")] = False
+
+
+class SetupServer(Response, frozen=True, kw_only=True):
+    """A server of the user's clients, as it is in Kiwi now."""
+
+    server: str
+    may_reach: str
+    may_change: str
+    tools: int
+    fault: str | UnsetType = UNSET
+
+
+class SetupClient(Response, frozen=True, kw_only=True):
+    """A client, and what was done with its file."""
+
+    client: str
+    path: str
+    status: str
+    message: str
+    replaced: list[str] = field(default_factory=list)
+    kept: dict[str, str] = field(default_factory=dict)
+    put_back: list[str] = field(default_factory=list)
+    diff: str = ""
+
+
+class SetupResponse(Response, frozen=True, kw_only=True):
+    """The servers and the clients, and what a model is sent before its first word."""
+
+    action: str = "setup"
+    status: str
+    message: str
+    servers: list[SetupServer] = field(default_factory=list)
+    clients: list[SetupClient] = field(default_factory=list)
+    project_files: dict[str, list[str]] = field(default_factory=dict)
+    """Servers in files of the project, which were not imported: a clone may have brought them."""
+    tokens_before: int | UnsetType = UNSET
+    tokens_after: int | UnsetType = UNSET
+    warnings: Warnings = UNSET
+    next: str | UnsetType = UNSET
+
+
+def server_table(servers: Sequence[SetupServer]) -> Iterator[str]:
+    """Yield the lines of the table of servers."""
+    columns = ("server", "may_reach", "may_change")
+    names, reach, change = (max((len(getattr(one, name)) for one in servers), default=0) for name in columns)
+    for one in servers:
+        mark, state = ("✗", one.fault.partition("\n")[0]) if one.fault else ("✓", f"{one.tools} tools")
+        access = f"reaches {one.may_reach:<{reach}}  changes {one.may_change:<{change}}"
+        yield f"{mark} {one.server:<{names}}  {access}  {state}"
+
+
+def _setup_view(response: SetupResponse) -> Iterator[ViewItem]:
+    yield from warning_rows(response.warnings)
+    yield from map(TableRow, server_table(response.servers))
+    for one in response.clients:
+        if response.action == "undo" and one.diff:
+            yield Data(one.diff.rstrip("\n"))
+        mark = {"failed": "✗", "by hand": "!"}.get(one.status, "✓")
+        yield Data(f"{mark} {one.message} ({one.path})")
+        for name, reason in one.kept.items():
+            yield Notice(f"  ! {name} stays: {reason}")
+    for path, names in response.project_files.items():
+        yield Notice(f"! {path} of this project has {', '.join(names)}: `kiwi mcp import {path}` takes them")
+    if response.tokens_before:
+        yield Data(
+            f"tokens before the first word of a conversation: {response.tokens_before:,} → {response.tokens_after:,}"
+        )
+    yield Data(response.message)
+    yield from next_hint(response.next)
+
+
+_ASK = "Ask the owner to type `kiwi setup`."
+
+
+@verb("setup", access=OWNER, everyday="setup", hint=_ASK, is_local=True, asks=True, shows=_setup_view)
+async def setup(request: SetupRequest, context: VerbContext) -> SetupResponse:
+    """Use the MCP servers of your clients through Kiwi: import them, and put Kiwi in their place; --undo goes back."""
+    work = _Setup(request, context)
+    return await work.undo() if request.undo else await work.run(is_asking=not request.yes)
+
+
+class _Change(Struct, frozen=True):
+    """What setup did to the file of a client."""
+
+    client: str
+    path: str
+    after: str
+    """The hash of the file after it."""
+    backup: str
+    """The file as it was before; empty if there was none, or others changed it between two setups."""
+
+
+class _Setup:
+    """One run of setup: the folders it is about, and what it has found so far."""
+
+    def __init__(self, request: SetupRequest, context: VerbContext) -> None:
+        self._request, self._context = request, context
+        self._catalog: Catalog = context.services.catalogs.at(request.project_path)
+        self._definitions = context.services.catalogs.definitions()
+        self._record = self._catalog.space.user / "state" / "setup.json"
+        self._warnings: list[AnyJson] = []
+
+    async def run(self, *, is_asking: bool) -> SetupResponse:
+        found = find_configurations(Path.home(), self._catalog.space.project)
+        mine = [one for one in found if one.scope == "user"]
+        projects = {
+            self._shown(one.path): names for one in found if one.scope == "project" if (names := self._names(one))
+        }
+        if not mine:
+            message = "No MCP client has a configuration in your home folder."
+            following = "`kiwi mcp add NAME -- COMMAND` adds a server, `kiwi connect CLIENT` connects a client."
+            return SetupResponse(status="nothing", message=message, project_files=projects, next=following)
+        await self._import([one for one in mine if self._names(one)])
+        servers = self._servers()
+        if is_asking:
+            hosts = await self._asked(servers, mine)
+            if hosts is None:
+                message = "Your servers are in Kiwi; the files of your clients are as they were."
+                return SetupResponse(status="stopped", message=message, servers=servers, project_files=projects)
+            await self._grant(hosts)
+            servers = self._servers()
+        done = [await self._connected(client) for client in dict.fromkeys(one.client.id for one in mine)]
+        replaced = f"{sum(len(one.replaced) for one in done)} replaced in {count_text(len(done), 'client')}"
+        return SetupResponse(
+            status="done",
+            message=f"{count_text(len(servers), 'server')} in Kiwi, {replaced}.",
+            servers=servers,
+            clients=done,
+            project_files=projects,
+            tokens_before=self._tokens(one.server for one in servers),
+            tokens_after=total(one.cost for one in all_sent(await self._context.services.offers(None))).tokens,
+            warnings=self._warnings or UNSET,
+            next="Start your clients again. `kiwi setup --undo` puts their files back.",
+        )
+
+    async def undo(self) -> SetupResponse:
+        done = [await self._taken_back(change) for change in self._changes()]
+        if not done:
+            raise NotFound("`kiwi setup` changed no file here.", suggestion="`kiwi connect CLIENT --undo` undoes one.")
+        failed = {one.client for one in done if one.status == "failed"}
+        self._write([change for change in self._changes() if change.client in failed])
+        following = "The servers stay in Kiwi: `kiwi mcp list` shows them, `kiwi mcp remove SERVER` removes one."
+        message = f"{count_text(len(done) - len(failed), 'file')} of {count_text(len(done), 'client')} put back."
+        status = "failed" if failed else "done"
+        return SetupResponse(action="undo", status=status, message=message, clients=done, next=following)
+
+    def _shown(self, path: Path) -> str:
+        return shown_path(path, self._catalog.space)
+
+    def _names(self, one: Configuration) -> list[str]:
+        """Return the servers of a file; one that cannot be read has none, with a warning."""
+        try:
+            return [draft.name for draft in read_configuration(one.path).servers if not draft.project]
+        except KiwiError as fault:
+            if fault.message not in self._warnings:
+                self._warnings.append(fault.message)
+            return []
+
+    async def _import(self, found: Sequence[Configuration]) -> None:
+        if found:
+            project, paths = self._request.project_path, tuple(str(one.path) for one in found)
+            wanted = ServersImportRequest(project_path=project, paths=paths, with_secrets=True, location="user")
+            response = await import_servers(wanted, self._context)
+            self._warnings += [*(response.warnings or ())]
+            self._warnings += [f"{one.server}: {one.reason}" for one in response.servers if one.status == "refused"]
+
+    def _known(self) -> Iterator[tuple[Tool, str, int]]:
+        """Yield the servers of the user, with what is wrong and the number of tools of each."""
+        for server, key in known_servers(self._catalog, self._definitions):
+            if server.origin.is_in_user_space:
+                record = self._definitions.find(key)
+                fault = record.fault if record else "it was not asked yet"
+                yield server, fault, sum(one.kind == "tool" for one in self._definitions.of(key))
+
+    def _servers(self) -> list[SetupServer]:
+        return [
+            SetupServer(
+                server=server.id,
+                may_reach=may_reach(server),
+                may_change=may_change(server),
+                tools=tools,
+                fault=fault or UNSET,
+            )
+            for server, fault, tools in self._known()
+        ]
+
+    def _tokens(self, names: Iterator[str]) -> int:
+        """Return what the definitions of servers cost a model that is sent all of them."""
+        wanted = {*names}
+        return total(
+            cost_of_json(one.shown)
+            for server, key in known_servers(self._catalog, self._definitions)
+            if server.id in wanted
+            for one in self._definitions.of(key)
+            if one.kind == "tool"
+        ).tokens
+
+    async def _asked(
+        self, servers: Sequence[SetupServer], mine: Sequence[Configuration]
+    ) -> dict[str, list[str]] | None:
+        """Return the hosts that the owner grants, by server; None where the owner wants to stop here."""
+        offline = [
+            server.id
+            for server, _, _ in self._known()
+            if may_reach(server) == NO_NETWORK and server_in(server.manifest.config) is None
+        ]
+        files = ", ".join(dict.fromkeys(self._shown(one.path) for one in mine))
+        lines = [*server_table(servers), "", f"Next, Kiwi takes the place of these servers in {files}."]
+        if offline:
+            lines.append(
+                f"Without network: {', '.join(offline)}. Give hosts as SERVER=HOST, or SERVER=* for any public host."
+            )
+        lines.append("Enter continues, `no` stops here.")
+        form: JsonObject = {"type": "object", "properties": {"hosts": {"type": "string"}}}
+        question = Question("elicitation/create", {"message": "\n".join(lines), "requestedSchema": form}, is_own=True)
+        answer = as_object((await self._context.caller.ask({"hosts": question}))["hosts"])
+        text = as_text(as_object(answer.get("content")).get("hosts")).strip()
+        if answer.get("action") != "accept" or text.lower() in {"n", "no"}:
+            return None
+        granted: dict[str, list[str]] = {}
+        for word in text.replace(",", " ").split():
+            name, _, host = word.partition("=")
+            if name not in offline or not host:
+                raise InvalidRequest(
+                    f"{word[:100]!r} is not SERVER=HOST.", suggestion=f"Name one of: {', '.join(offline)}."
+                )
+            granted.setdefault(name, []).append("*" if host == "any" else host)
+        return granted
+
+    async def _grant(self, hosts: Mapping[str, Sequence[str]]) -> None:
+        servers, project = self._context.services.one(McpServers), self._request.project_path
+        for name, given in hosts.items():
+            await allow(ServerAllowRequest(server=name, hosts=tuple(given), project_path=project), self._context)
+        again = [server for server, _, _ in self._known() if server.id in hosts]
+        rights = self._context.services.context(self._context.caller, self._catalog).rights
+        with servers.changing():
+            await servers.refresh_all(again, self._catalog, self._warnings, self._context.caller.report, rights)
+
+    async def _connected(self, client: str, *, undo: bool = False) -> SetupClient:
+        """Put Kiwi into the file of a client, or take it out again, and return what came of it."""
+        known, project = clients()[client], self._request.project_path
+        path = Path.home() / known.places("user")[0]
+        request = ConnectRequest(client=client, replace=not undo, undo=undo, location="user", project_path=project)
+        try:
+            was = "" if undo else _hash(read_text(path) or "")
+            done = await connect(request, self._context)
+        except KiwiError as fault:
+            message = f"{known.title}: {fault.message} {fault.suggestion}"
+            return SetupClient(client=client, path=self._shown(path), status="failed", message=message)
+        assert isinstance(done, ConnectResponse)  # noqa: S101 - a client was named
+        if done.status == "done" and not undo:
+            self._note(client, Path(done.path), done.backup or "", was)
+        return SetupClient(
+            client=done.client, path=self._shown(Path(done.path)), status=done.status, message=done.message,
+            replaced=done.replaced or [], kept=done.kept or {}, put_back=done.put_back or [], diff=done.diff,
+        )  # fmt: skip
+
+    async def _taken_back(self, change: _Change) -> SetupClient:
+        """Put a file back: to the byte if nothing changed it since, else only the entries that setup changed."""
+        path, backup = Path(change.path), Path(change.backup)
+        now, before = read_text(path), read_text(backup) if change.backup else None
+        if now is not None and before is not None and _hash(now) == change.after:
+            put_file(path, before.encode(), os.stat(path).st_mode & 0o777)  # noqa: PTH116 - of one file
+            backup.unlink()  # noqa: ASYNC240 - the same
+            message = f"The file of {clients()[change.client].title} is as it was before setup"
+            return SetupClient(client=change.client, path=self._shown(path), status="done", message=message)
+        return await self._connected(change.client, undo=True)
+
+    def _changes(self) -> list[_Change]:
+        if not self._record.is_file():
+            return []
+        return msgspec.json.decode(self._record.read_bytes(), type=list[_Change])
+
+    def _note(self, client: str, path: Path, backup: str, was: str) -> None:
+        """Remember the change of a file; after an earlier setup, the backup of that one is the file to go back to."""
+        known = {one.client: one for one in self._changes()}
+        change = _Change(client, str(path), _hash(read_text(path) or ""), backup)
+        if (earlier := known.get(client)) is not None:
+            change = replace(change, backup=earlier.backup if earlier.after == was else "")
+        self._write([*{**known, client: change}.values()])
+
+    def _write(self, changes: Sequence[_Change]) -> None:
+        self._record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if changes:
+            put_file(self._record, msgspec.json.encode(changes), 0o600)
+        else:
+            self._record.unlink(missing_ok=True)
+
+
+def _hash(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
