@@ -12,7 +12,7 @@ from kiwi_mcp.domain.items import Manifest
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
 from kiwi_mcp.kernel import Answer
-from kiwi_mcp.kernel.checkpoints import file_tree
+from kiwi_mcp.kernel.checkpoints import file_changes
 from kiwi_mcp.kernel.checkpoints.checkpoint import NOTHING, wish
 from kiwi_mcp.manifest.parse import parse
 from kiwi_mcp.manifest.program import return_faults
@@ -98,7 +98,7 @@ def test_a_requested_but_disabled_checkpoint_refuses_the_run(project: Path, git:
 def test_no_checkpoint_is_reported_where_nothing_can_be_saved(
     project: Path, run: Run, tool: Tool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_tree, "MOST_FILES", 2)
+    monkeypatch.setattr(file_changes, "MOST_FILES", 2)
     for name in ("one", "two", "three"):
         (project / name).touch()
     answer = run("echo 1 > made.txt")

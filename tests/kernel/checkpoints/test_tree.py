@@ -10,8 +10,7 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiwi_mcp.kernel.checkpoints.change_record import CheckpointRecord, changes
-from kiwi_mcp.kernel.checkpoints.file_tree import content, put, remove, survey
+from kiwi_mcp.kernel.checkpoints.file_changes import CheckpointRecord, changes, content, put, remove, survey
 
 Tree = Mapping[str, tuple[str, bytes, int]]
 

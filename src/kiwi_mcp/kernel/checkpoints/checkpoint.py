@@ -16,8 +16,7 @@ from kiwi_mcp.domain.items import CHECKPOINT_MODES, Chain, Lifetime, Manifest
 from kiwi_mcp.domain.json import Json, JsonObject, as_object
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
 from kiwi_mcp.domain.times import now_ms
-from kiwi_mcp.kernel.checkpoints.change_record import CheckpointRecord, side
-from kiwi_mcp.kernel.checkpoints.file_tree import SECONDS, Snapshot, Survey, survey
+from kiwi_mcp.kernel.checkpoints.file_changes import SECONDS, CheckpointRecord, Snapshot, Survey, side, survey
 from kiwi_mcp.kernel.checkpoints.git_store import Git, private_repository, repository
 from kiwi_mcp.primitives.process.spawn import completed
 

@@ -23,8 +23,7 @@ from kiwi_mcp.domain.errors import CommandMissing, Unavailable
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.times import is_run_id
 from kiwi_mcp.drivers.git import git_failed, run_git
-from kiwi_mcp.kernel.checkpoints.change_record import ALGORITHM, CheckpointRecord
-from kiwi_mcp.kernel.checkpoints.file_tree import LARGEST, FileState, Snapshot, content
+from kiwi_mcp.kernel.checkpoints.file_changes import ALGORITHM, LARGEST, CheckpointRecord, FileState, Snapshot, content
 from kiwi_mcp.kernel.paths import AUDIT_KEY
 from kiwi_mcp.primitives.secrets.key_storage import Mac
 

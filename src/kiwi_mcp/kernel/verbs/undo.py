@@ -16,17 +16,21 @@ from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import Conflict, InvalidRequest, KiwiError, NotFound, StoreDamaged, Unavailable
 from kiwi_mcp.domain.records import RunRecord
 from kiwi_mcp.domain.times import iso
-from kiwi_mcp.kernel.checkpoints.change_record import (
+from kiwi_mcp.kernel.checkpoints.checkpoint import KEPT, look, look_at, seal
+from kiwi_mcp.kernel.checkpoints.file_changes import (
     CheckpointRecord,
     Copies,
     FileChange,
+    FileState,
+    Snapshot,
     changes,
+    content,
     differences,
+    put,
+    remove,
     shown,
     side,
 )
-from kiwi_mcp.kernel.checkpoints.checkpoint import KEPT, look, look_at, seal
-from kiwi_mcp.kernel.checkpoints.file_tree import FileState, Snapshot, content, put, remove
 from kiwi_mcp.kernel.checkpoints.git_store import Git, private_repository, stores
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.verb import ANYONE, OWNER, Argument, NameText, Option, ProjectRequest, Response, verb
