@@ -32,9 +32,8 @@ from kiwi_mcp.store.database import Database
 from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.registry.registry import Registry
 from kiwi_mcp.store.registry.release_check import MAX_FILES
-from kiwi_mcp.store.remote.artifact import encode
 from kiwi_mcp.store.remote.http import BLOBS, INDEX
-from kiwi_mcp.store.remote.layout import LayoutEntry
+from kiwi_mcp.store.remote.layout import LayoutEntry, encode
 from kiwi_mcp.surfaces.gateway.auth import Authenticator
 from kiwi_mcp.surfaces.gateway.server import GatewayConfig, _config, gateway
 

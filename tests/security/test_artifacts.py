@@ -22,8 +22,16 @@ from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.registry import Pin, Release, ReleaseFile, StatusNote, VersionName
 from kiwi_mcp.manifest.signatures import statement_of
 from kiwi_mcp.store.registry.release_check import MAX_BYTES, MAX_FILES, CheckedRelease, order, release_issues
-from kiwi_mcp.store.remote.artifact import Artifact, decode, encode
-from kiwi_mcp.store.remote.layout import MAX_INDEX, Layout, LayoutEntry, read_entries, read_release
+from kiwi_mcp.store.remote.layout import (
+    MAX_INDEX,
+    Artifact,
+    Layout,
+    LayoutEntry,
+    decode,
+    encode,
+    read_entries,
+    read_release,
+)
 
 Document = dict[str, Any]  # JSON that a test takes apart at will
 Tree = Callable[[Path], Mapping[str, str]]

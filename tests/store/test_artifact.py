@@ -18,7 +18,7 @@ from kiwi_mcp.domain.registry import Pin, Release, ReleaseFile, StatusNote, Vers
 from kiwi_mcp.manifest.json_schema import faults
 from kiwi_mcp.manifest.signatures import statement_of
 from kiwi_mcp.store.registry.release_check import MAX_LINKS, CheckedRelease, closures, order
-from kiwi_mcp.store.remote.artifact import Artifact, decode, encode, status_notes_of
+from kiwi_mcp.store.remote.layout import Artifact, LayoutEntry, decode, encode
 
 AT = "2026-01-28T12:00:00.000Z"
 MANIFEST = b"tool_id: say\r\nversion: 1.0.0\n"
@@ -47,7 +47,9 @@ def a_release(
 
 
 def decoded(artifact: Artifact, release: Release) -> Release:
-    return decode(artifact.manifest, lambda digest, _: artifact.blobs[digest], status=status_notes_of(release))
+    return decode(
+        artifact.manifest, lambda digest, _: artifact.blobs[digest], status=LayoutEntry.of(release, artifact).status
+    )
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)

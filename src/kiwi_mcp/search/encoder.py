@@ -26,7 +26,7 @@ HOME = Path(kiwi_mcp.data.__file__).parent / "encoder"
 WIDTH = 384
 ROW = np.dtype([("row", "i1", WIDTH), ("scale", "<f4")])
 """What is stored of a word piece: a byte for each coordinate, and the scale of all."""
-_loading = Lock()
+_loading = Lock()  # threads that search first at the same time share what one of them loads
 _LONGEST_WORD = 100
 _WHITE = "\t\n\r"
 _IDEOGRAPHS = (
@@ -38,7 +38,8 @@ _SPECIAL = ("[UNK]", "[CLS]", "[SEP]")
 
 def load_encoder() -> Encoder | None:
     """Return the encoder, or None where search has words only."""
-    return _loaded()[0]
+    with _loading:
+        return _load()[0]
 
 
 @cache
@@ -53,13 +54,8 @@ def encoder_name() -> str:
 
 def encoder_state() -> str:
     """Return which encoder is active, or why none is."""
-    return _loaded()[1]
-
-
-def _loaded() -> tuple[Encoder | None, str]:
-    # Threads that search first at the same time share what one of them loads.
     with _loading:
-        return _load()
+        return _load()[1]
 
 
 @cache
@@ -112,17 +108,20 @@ class MiniLM:
 
     def __init__(self, home: Path) -> None:
         facts = json.loads((home / "encoder.json").read_bytes())
-        model, vocabulary = (_whole(home / name, facts["sha256"][name]) for name in ("model.onnx", "vocabulary.txt"))
+        for name in ("model.onnx", "vocabulary.txt"):
+            with (home / name).open("rb") as file:
+                if file_digest(file, "sha256").hexdigest() != facts["sha256"][name]:
+                    raise ValueError(f"`{name}` is damaged")
         self.name = f"{facts['name']}-{facts['fingerprint']}"
         self.dimension = WIDTH
         self._longest = int(facts["positions"])
-        pieces = vocabulary.read_bytes().decode().split()
+        pieces = (home / "vocabulary.txt").read_bytes().decode().split()
         self._pieces = WordPieces(pieces)
         # Mapped, not read: a text needs a few rows of thirty thousand.
         self._rows = np.load(home / "pieces.npy", mmap_mode="r", allow_pickle=False)
         if self._rows.dtype != ROW or self._rows.shape != (len(pieces),):
             raise ValueError("`pieces.npy` is of another vocabulary")
-        self._session = _session(model)
+        self._session = _session(home / "model.onnx")
 
     def encode(self, texts: Sequence[str]) -> Floats:
         """Return a row of length one for each text; only the beginning of a long text counts."""
@@ -131,13 +130,6 @@ class MiniLM:
             found = self._rows[self._pieces.numbers(text, most=self._longest)]
             vector[:] = self._session.run(None, {"rows": found["row"] * found["scale"][:, None]})[0]
         return vectors
-
-
-def _whole(path: Path, sha256: str) -> Path:
-    with path.open("rb") as file:
-        if file_digest(file, "sha256").hexdigest() != sha256:
-            raise ValueError(f"`{path.name}` is damaged")
-    return path
 
 
 def _session(model: Path) -> Any:  # onnxruntime ships no types

@@ -126,8 +126,7 @@ def parted(table: NDArray[np.uint8]) -> tuple[NDArray[np.int8], Floats]:
 COARSE = 128
 """How many coordinates are compared with all cards; the nearest cards are compared in full."""
 
-_SATURATION = 0.6
-"""How fast a repeated word stops adding to the score of a card: another word adds more."""
+_SATURATION = 0.6  # how fast a repeated word stops adding to the score of a card: another word adds more
 
 Slots: TypeAlias = NDArray[np.int32]
 Flags: TypeAlias = NDArray[np.bool_]

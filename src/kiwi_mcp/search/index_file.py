@@ -37,8 +37,7 @@ _MAX_AGE = 30 * 86_400
 """After how many seconds a file is made again from the stored features, which would count as unused otherwise."""
 _DIGEST = 32
 _BLOCK = 1_000_000
-_GONE = bytes(16)
-"""The digest of a card that was removed."""
+_GONE = bytes(16)  # the digest of a card that was removed
 _ALIGNED = 64
 _PACKAGE = Path(kiwi_mcp.__file__).parent
 _CODE = ("domain/cards.py", "search/index_file.py", "search/port.py", "search/index.py", "search/tokens.py")
@@ -166,8 +165,7 @@ class _Facts(TypedDict):
 
     shapes: Mapping[str, tuple[str, Sequence[int]]]
     stems: Sequence[str]
-    names: Sequence[str]
-    """The names of the items that are not removed, in order; `named` holds their slots."""
+    names: Sequence[str]  # the names of the items that are not removed, in order; `named` holds their slots
 
 
 class _Rows(Sequence[Read]):

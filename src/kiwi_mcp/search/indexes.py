@@ -56,15 +56,11 @@ from kiwi_mcp.store.search_index.postgres_search import (
 
 _USUAL = np.array([3, 2, 12, 3, 12], np.float32)
 """The usual lengths of the fields of a card, for when not all cards are at hand."""
-_WORDED, _ENCODED = 500, 64
-"""How many items are taken at a time."""
-_MAINTAINED = 3_600.0
-"""How many seconds pass between two times that the server's index is maintained."""
+_WORDED, _ENCODED = 500, 64  # how many items are taken at a time
+_MAINTAINED = 3_600.0  # how many seconds pass between two times that the server's index is maintained
 _PUBLISHED = "registry/"
-_MAX_RECALLED = 50
-"""How many recalled items the server is asked for by name."""
-_MAX_FRESH = 64
-"""How many of the items published last are found by their words before the index has them."""
+_MAX_RECALLED = 50  # how many recalled items the server is asked for by name
+_MAX_FRESH = 64  # how many of the items published last are found by their words before the index has them
 
 
 class ServerIndex:
@@ -225,8 +221,7 @@ def _indexed_versions(found: Sequence[VersionInfo], cards: Sequence[Card], encod
 
 _log = logging.getLogger("kiwi")
 _SEVERAL = 2
-_NAMED = 12
-"""How many names of a kind are shown."""
+_NAMED = 12  # how many names of a kind are shown
 
 
 class SearchView:
@@ -370,8 +365,7 @@ def list_names(names: Iterable[str] | Counter[str]) -> str:
     return ", ".join(f"`{name[:60]}`" for name in ordered[:_NAMED]) + more
 
 
-_SAMPLE = 1_000
-"""About how many cards of an index file are read to describe where its items are."""
+_SAMPLE = 1_000  # about how many cards of an index file are read to describe where its items are
 
 
 class SourceIndex:

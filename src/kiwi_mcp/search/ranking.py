@@ -23,12 +23,9 @@ from kiwi_mcp.search.query import ParsedQuery, Term, terms_of
 from kiwi_mcp.search.recall import RecallMatches
 from kiwi_mcp.search.tokens import words
 
-_ALIKE = 0.3
-"""The minimum share of letter pairs that two similar words have in common."""
-_MOST_WORDS, _MOST_NAMES = 8, 20_000
-"""How many words of a query are compared with how many names."""
-_TIME_LIMIT = 0.25
-"""The time limit of that comparison in seconds: it is optional, and the caller waits for it."""
+_ALIKE = 0.3  # the minimum share of letter pairs that two similar words have in common
+_MOST_WORDS, _MOST_NAMES = 8, 20_000  # how many words of a query are compared with how many names
+_TIME_LIMIT = 0.25  # the time limit of that comparison in seconds: it is optional, and the caller waits for it
 
 
 def near_misses(
@@ -67,8 +64,7 @@ _Kind = TypeVar("_Kind", bound=np.generic)
 MEANING, NAME = 2.6, 0.2
 """The weights of meaning, and of the matched share of a name, relative to words."""
 
-_WHOLE_WORDS, _WHOLE_MEANING = 0.6, 0.4
-"""The weight of the whole query against its best clause."""
+_WHOLE_WORDS, _WHOLE_MEANING = 0.6, 0.4  # the weight of the whole query against its best clause
 _BESIDE_MEANING, _ALONE = (0.6, 0.15), (0.5, 0.3)
 """The share of a query in the best card from which words count in full, and their minimum weight."""
 _NEAR, _SEEMS = 0.2, 1.7
@@ -228,8 +224,7 @@ def _in_a_row(none: NDArray[_Kind], some: Iterable[NDArray[_Kind]]) -> NDArray[_
     return np.concatenate([none, *some], axis=-1)
 
 
-_LIKELY = 0.22
-"""The minimum rough score of a card without a word of the query; below it, filters are not applied."""
+_LIKELY = 0.22  # the minimum rough score of a card without a word of the query; below it, filters are not applied
 _SHORTLIST, _GROUPS = 300, 1_200
 _LEAST, _MOST, _SAME_WORDS = 1e-6, 0.98, 0.99
 """The minimum and maximum score of a card, and the score if its name has the same words, spelled otherwise."""

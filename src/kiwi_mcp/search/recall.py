@@ -27,35 +27,26 @@ from kiwi_mcp.search.tokens import COMMON, stem, words
 from kiwi_mcp.search.worker import BackgroundWorker
 from kiwi_mcp.store.search_index.recall import RecallEntry
 
-_WHOLE = 0.5
-"""The weight of the whole query against its best clause."""
+_WHOLE = 0.5  # the weight of the whole query against its best clause
 _MEANING, _OVERLAP = 0.9, 0.09
 """The weights of similarity in meaning, and of shared words, for the similarity of two queries."""
 _WORDS = 1.8
 """The weight of shared words without vectors: two queries for the same thing share about half of their words."""
-_READ = 0.75
-"""The weight of a use that only read an item."""
+_READ = 0.75  # the weight of a use that only read an item
 _LIFT, _LIFT_BY_EACH, _MOST = 0.35, 0.025, 10
 """How far an item is lifted towards the similarity: by any query, and by each; at most `_MOST` count."""
-_AGAIN, _ASKED_AGAIN = 0.95, 0.9
-"""The similarity from which a query counts as repeated, and how far it lifts then."""
-_BEHIND = 0.5
-"""How much less a query counts for its distance to the most similar one."""
+_AGAIN, _ASKED_AGAIN = 0.95, 0.9  # the similarity from which a query counts as repeated, and how far it lifts then
+_BEHIND = 0.5  # how much less a query counts for its distance to the most similar one
 _COUNTS, _FOUND = 0.2, 0.4
 """The minimum similarity that counts, and the one from which an item is found by recall alone."""
-_SURE = 0.8
-"""The similarity from which an item may pass a better one that was never used."""
-_STEP = 0.001
-"""The distance that other items keep behind it."""
-_PLAIN = 0.25
-"""Below this score, recalled items need not stay behind an item."""
+_SURE = 0.8  # the similarity from which an item may pass a better one that was never used
+_STEP = 0.001  # the distance that other items keep behind it
+_PLAIN = 0.25  # below this score, recalled items need not stay behind an item
 _COARSE, _MAX_COMPARED = 32, 600
 """How many coordinates are used to choose queries for exact comparison, and how many are chosen."""
-_FEW = 100
-"""With fewer queries than this, it is unknown which words are rare."""
+_FEW = 100  # with fewer queries than this, it is unknown which words are rare
 _NOTHING = 1e-6
-_SAME = 0.8
-"""The share of common words from which two queries are the same."""
+_SAME = 0.8  # the share of common words from which two queries are the same
 
 
 class RecallMatch(NamedTuple):
@@ -199,8 +190,7 @@ def is_encoded_by(entry: RecallEntry, encoder: str) -> bool:
     return bool(encoder) and entry.encoder == encoder and len(entry.vector) == SIZE
 
 
-_WAIT = 0.1
-"""How many seconds the first search waits for what is remembered."""
+_WAIT = 0.1  # how many seconds the first search waits for what is remembered
 _GRACE, _END = 0.2, 1.0
 _AT_ONCE = 8
 _MAX_LOADED = 64

@@ -110,8 +110,7 @@ def forms_in(text: str, wanted: Collection[str]) -> tuple[str, ...]:
 _PREFIX, _TYPO = 0.7, 0.6
 _MAX_EXPANSIONS = 16
 _SHORTEST_PREFIX, _SHORTEST_TYPO = 3, 4
-_MAX_TYPOS = 8
-"""How many words of a query may be typos: each is compared with thousands of stems."""
+_MAX_TYPOS = 8  # how many words of a query may be typos: each is compared with thousands of stems
 
 
 def expand_terms(

@@ -8,8 +8,7 @@ from threading import Condition, Thread
 from time import monotonic
 
 _log = logging.getLogger("kiwi")
-_STEP = 0.2
-"""How many seconds one step of work may take."""
+_STEP = 0.2  # how many seconds one step of work may take
 
 
 class BackgroundWorker:
@@ -51,7 +50,13 @@ class BackgroundWorker:
         self.wait_until_idle(seconds)
 
     def _run(self) -> None:
-        while self._begin_step():
+        while True:
+            with self._changed:
+                is_woken, self._is_woken = self._is_woken, False
+                if not is_woken or self.is_closing:
+                    self._thread = None
+                    self._changed.notify_all()
+                    return
             try:
                 has_more = self._work(_STEP)
             except Exception:  # noqa: BLE001 - no caller could handle it; the next search tries again
@@ -60,13 +65,3 @@ class BackgroundWorker:
             with self._changed:
                 self._is_woken = self._is_woken or has_more
                 self._changed.notify_all()
-
-    def _begin_step(self) -> bool:
-        """Return whether another step is due; if not, the thread ends."""
-        with self._changed:
-            is_woken, self._is_woken = self._is_woken, False
-            if is_woken and not self.is_closing:
-                return True
-            self._thread = None
-            self._changed.notify_all()
-            return False

@@ -21,11 +21,9 @@ MOST_A_MINUTE = 10
 """How many new questions one actor may ask in a minute; those that the owner said yes to are not counted."""
 MOST_RULES = 1_000
 _MINUTE_MS = 60_000
-_KEPT_MS = 30 * 86_400_000
-"""How long a question is kept that is over."""
+_KEPT_MS = 30 * 86_400_000  # how long a question is kept that is over
 _STEP = 500
-_PATIENCE = 10.0
-"""For how many seconds a server may be silent: a call waits for it."""
+_PATIENCE = 10.0  # for how many seconds a server may be silent: a call waits for it
 
 _COLUMNS = Approval.__struct_fields__
 _JSON = frozenset({"reasons", "plan", "touched", "first_runs", "request", "paths", "hosts", "argv"})

@@ -12,8 +12,7 @@ from kiwi_mcp.domain.isolation import Level, Provenance
 from kiwi_mcp.domain.times import moment
 from kiwi_mcp.store.database import Database, clean, plain, within
 
-_PATIENCE = 10.0
-"""For how many seconds a server may be silent: a call waits for it."""
+_PATIENCE = 10.0  # for how many seconds a server may be silent: a call waits for it
 _OF = "select digest, provenance from authors where holder = ? and digest in"
 _LEVEL = "select '', level from relaxations where holder = ? and chain = ?"
 _ADD = "insert into authors (holder, digest, provenance, actor, at) values (?, ?, ?, ?, ?) on conflict do nothing"

@@ -7,7 +7,8 @@ text, int, float, bool (`1`/`0` in results), bytes, None; a time, a uuid and a J
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Literal, Protocol, TypeAlias
@@ -73,20 +74,57 @@ class IntegrityFault(Exception):
         self.reason = reason
 
 
-class Transaction(Protocol):
-    """One piece of work that is done whole or not at all; once a statement has failed, it is not done."""
+class _Cursor(Protocol):
+    @property
+    def rowcount(self) -> int: ...
+    def fetchall(self) -> Sequence[Row]: ...
+
+
+class Transaction(ABC):
+    """One piece of work that is done whole or not at all; once a statement has failed, it is not done.
+
+    A dialect gives what runs a statement, the errors of its driver, and what makes Kiwi's errors of them.
+    """
+
+    def __init__(
+        self,
+        execute: Callable[[str, Sequence[Value]], _Cursor],
+        faults: tuple[type[Exception], ...],
+        fault: Callable[[Exception], Exception],
+    ) -> None:
+        self._execute, self._faults, self._fault = execute, faults, fault
+        self._failure: Exception | None = None
 
     def read(self, statement: str, values: Sequence[Value] = ()) -> Sequence[Row]:
         """Return all rows of a query, as they are inside the transaction."""
+        try:
+            return self._execute(statement, values).fetchall()
+        except self._faults as error:
+            raise self._failed(error) from error
 
     def write(self, statement: str, values: Sequence[Value] = ()) -> int:
         """Run one statement that changes rows, and return how many it changed."""
+        try:
+            return self._execute(statement, values).rowcount
+        except self._faults as error:
+            raise self._failed(error) from error
 
+    @abstractmethod
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Value]]) -> None:
         """Add rows to a table, in the quickest way the database has."""
 
+    @abstractmethod
     def run_script(self, script: str) -> None:
         """Run every statement of a script, none of which takes values."""
+
+    def raise_failure(self) -> None:
+        """Raise again what a statement failed with, in case that was passed over."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _failed(self, error: Exception) -> Exception:
+        self._failure = self._fault(error)
+        return self._failure
 
 
 class Database(Protocol):

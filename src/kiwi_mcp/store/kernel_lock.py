@@ -12,8 +12,7 @@ from threading import Lock
 from kiwi_mcp.domain.errors import StoreUnavailable
 
 FOLDER = "state/kernels"
-_HOME = "home"
-"""The file with the name of this folder: a kernel of another folder cannot be judged from here."""
+_HOME = "home"  # the file with the name of this folder: a kernel of another folder cannot be judged from here
 
 
 class KernelLock:

@@ -25,8 +25,7 @@ REBUILT = frozenset(
 )  # fmt: skip
 """Tables that a store fills by itself."""
 _LISTS = frozenset({("tools", "tags")})
-_SCHEMA_ROWS = ("namespaces", "tool_types")
-"""Tables that the schema itself puts rows into."""
+_SCHEMA_ROWS = ("namespaces", "tool_types")  # tables that the schema itself puts rows into
 _NAMES = {
     "sqlite": "select name from sqlite_master where type = 'table' and name not like 'sqlite_%'",
     "postgres": "select tablename from pg_tables where schemaname = current_schema()",
@@ -36,8 +35,7 @@ _COLUMNS = {
     "postgres": "select column_name::text from information_schema.columns "
     "where table_schema = current_schema() and table_name = ? order by 1",
 }
-_DATA = ("runs", "receipts", "mcp_servers", "authors", "threads")
-"""Tables that show that a store was used."""
+_DATA = ("runs", "receipts", "mcp_servers", "authors", "threads")  # tables that show that a store was used
 
 
 def has_data(database: Database) -> bool:

@@ -22,8 +22,7 @@ FOLDER = "outputs/tools"
 INLINE_LIMIT = 64_000
 """The largest result, in characters of JSON, that an answer carries whole."""
 PREVIEW = 2_000
-_LINE = 400
-"""How much of a line that matches is shown."""
+_LINE = 400  # how much of a line that matches is shown
 PAGE = 64_000
 """The maximum size of one page of an output."""
 _encode = json.JSONEncoder(ensure_ascii=False).encode

@@ -24,6 +24,7 @@ from kiwi_mcp.store.database import (
     PATIENCE,
     IntegrityFault,
     Row,
+    Transaction,
     Value,
     busy,
     invalid_value,
@@ -160,8 +161,7 @@ _SETTINGS = {
 """What holds for every connection."""
 _OLDEST = 150_000
 _OLDEST_VECTORS = (0, 7)
-_CONNECTING = 4
-"""The time limit for opening a connection, in seconds."""
+_CONNECTING = 4  # the time limit for opening a connection, in seconds
 _WRITERS = 0x6B697769
 """The number of the lock that writers take, so that the entries of the log are committed in their order."""
 _FAULTS = (psycopg.Error, UnicodeEncodeError)
@@ -181,8 +181,7 @@ class TimeLoader(Loader):
         return f"{day}T{seconds}.{fraction[:3]:0<3}Z"
 
 
-_TEXT_ARRAY = 1009
-"""The number by which PostgreSQL knows the type `text[]`."""
+_TEXT_ARRAY = 1009  # the number by which PostgreSQL knows the type `text[]`
 _LOADERS: Mapping[str | int, type[TextLoader | FloatLoader | TimeLoader]] = {
     **dict.fromkeys(("uuid", "json", "jsonb", "date", _TEXT_ARRAY), TextLoader),
     "numeric": FloatLoader,
@@ -210,36 +209,12 @@ def translated(statement: str) -> bytes:
     return _TOKENS.sub(lambda found: replaced.get(found[0], found[0].replace("%", "%%")), statement).encode()
 
 
-class PostgresTransaction:
+class PostgresTransaction(Transaction):
     """Work between BEGIN and COMMIT."""
 
-    def __init__(self, fault: Callable[[BaseException], Exception], connection: PostgresConnection) -> None:
-        self._fault = fault
-        self._cursor = connection.cursor()
-        self._failure: Exception | None = None
-
-    def _fail(self, error: BaseException) -> Exception:
-        self._failure = self._fault(error)
-        return self._failure
-
-    def raise_failure(self) -> None:
-        """Raise again what a statement failed with, in case that was passed over."""
-        if self._failure is not None:
-            raise self._failure
-
-    def read(self, statement: str, values: Sequence[Value] = ()) -> Sequence[Row]:
-        """Return all rows of a query, as they are inside the transaction."""
-        try:
-            return self._cursor.execute(translated(statement), values).fetchall()
-        except _FAULTS as error:
-            raise self._fail(error) from error
-
-    def write(self, statement: str, values: Sequence[Value] = ()) -> int:
-        """Run one statement that changes rows, and return how many it changed."""
-        try:
-            return self._cursor.execute(translated(statement), values).rowcount
-        except _FAULTS as error:
-            raise self._fail(error) from error
+    def __init__(self, fault: Callable[[Exception], Exception], connection: PostgresConnection) -> None:
+        self._cursor = cursor = connection.cursor()
+        super().__init__(lambda statement, values: cursor.execute(translated(statement), values), _FAULTS, fault)
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Value]]) -> None:
         """Add rows to a table, as one stream."""
@@ -250,14 +225,14 @@ class PostgresTransaction:
                 for row in rows:
                     copy.write_row(row)
         except _FAULTS as error:
-            raise self._fail(error) from error
+            raise self._failed(error) from error
 
     def run_script(self, script: str) -> None:
         """Run every statement of a script."""
         try:
             self._cursor.execute(script.encode())
         except _FAULTS as error:
-            raise self._fail(error) from error
+            raise self._failed(error) from error
 
 
 class PostgresDatabase:

@@ -38,8 +38,7 @@ _ADD = f"insert into receipts ({', '.join(_COLUMNS)}) values ({', '.join('?' * l
 _READ = f"select {', '.join(_COLUMNS)} from receipts"  # noqa: S608 - as above
 _LAST = "select seq, hash from receipts order by seq desc limit 1"
 _PAGE = 1_000
-_RECORDING = 10.0
-"""How many seconds a server may be silent while a receipt is written. The caller waits for it."""
+_RECORDING = 10.0  # how many seconds a server may be silent while a receipt is written. The caller waits for it.
 _FIX = "Compare it with an export or a backup: what stands before the first fault was not changed."
 _values = attrgetter(*_SAID)
 

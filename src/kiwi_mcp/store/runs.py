@@ -32,10 +32,8 @@ _DROP_BLOB = """delete from blobs where sha256 = ?
   and not exists (select 1 from thread_blobs where sha256 = ?)
   and not exists (select 1 from tool_version_files where storage_key = ?)"""
 _values = attrgetter(*_COLUMNS)
-_STEP = 2_000
-"""The maximum number of runs that one pruning step removes."""
-_RECORDING = 10.0
-"""How many seconds a server may be silent while a run is recorded. The caller waits for it."""
+_STEP = 2_000  # the maximum number of runs that one pruning step removes
+_RECORDING = 10.0  # how many seconds a server may be silent while a run is recorded. The caller waits for it.
 _last = [0]
 _lock = Lock()
 

@@ -24,8 +24,7 @@ _LIVE = """select o.thread_id from occurrences o join threads t on t.id = o.thre
   where o.owner = ? and o.name = ? and t.ended_at = 0 order by o.at"""
 _OCCURRENCES = "select at, status, thread_id, message from occurrences where owner = ? and name = ? and created_at = ?"
 _FORGET = "delete from occurrences where owner = ? and name = ? and at < ? and status <> 'pending'"
-_KEPT_MS = 90 * 86_400_000
-"""How long occurrences are kept."""
+_KEPT_MS = 90 * 86_400_000  # how long occurrences are kept
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 

@@ -14,10 +14,8 @@ from threading import Lock
 from time import monotonic, sleep
 from typing import Literal
 
-from msgspec import Struct
-
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, StoreDamaged, StoreUnavailable
-from kiwi_mcp.store.database import PATIENCE, IntegrityFault, Row, Value, busy, invalid_value, unavailable
+from kiwi_mcp.store.database import PATIENCE, IntegrityFault, Row, Transaction, Value, busy, invalid_value, unavailable
 
 # Before its `SOUND` release SQLite may damage a file that several processes write, and most Pythons have an older one.
 if find_spec("pysqlite3") is None:
@@ -97,8 +95,7 @@ LIMIT = 60.0
 """For how many seconds a statement may run."""
 FAULTS = (library.Error, UnicodeEncodeError, OverflowError)
 """What the driver raises: its own errors, and Python's for a value that SQLite cannot hold."""
-_STEPS = 100_000
-"""After how many steps of SQLite's machine the time is looked at: some milliseconds."""
+_STEPS = 100_000  # after how many steps of SQLite's machine the time is looked at: some milliseconds
 
 
 class Line:
@@ -122,13 +119,9 @@ class Line:
         self._cursor.executemany(statement, rows)
 
 
-_PRAGMAS = "PRAGMA foreign_keys=ON", "PRAGMA trusted_schema=OFF"
-_HASTE = 0.002
-"""How many seconds an urgent writer waits for another urgent writer. It may run on an event loop."""
-_READERS = 2
-"""Two, so that a long list does not make a glance wait."""
-_CLOSING = 5.0
-"""How many seconds `close` waits for the users of a connection."""
+_HASTE = 0.002  # how many seconds an urgent writer waits for another urgent writer. It may run on an event loop.
+_READERS = 2  # two, so that a long list does not make a glance wait
+_CLOSING = 5.0  # how many seconds `close` waits for the users of a connection
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 _creating = Lock()
 _abandoned: list[object] = []
@@ -167,50 +160,31 @@ def _create(path: Path) -> None:
             ) from error
 
 
-class SqliteTransaction(Struct):
+class SqliteTransaction(Transaction):
     """Work between BEGIN and COMMIT."""
 
-    path: str
-    line: Line
-    failure: Exception | None = None
-
-    def _fail(self, error: BaseException) -> Exception:
-        self.failure = fault(error, self.path)
-        return self.failure
-
-    def commit(self) -> None:
-        """End the transaction; what a statement failed with is raised again, in case that was passed over."""
-        if self.failure is not None:
-            raise self.failure
-        self.write("COMMIT")
-
-    def read(self, statement: str, values: Sequence[Value] = ()) -> Sequence[Row]:
-        """Return all rows of a query, as they are inside the transaction."""
-        try:
-            return self.line.execute(statement, values).fetchall()
-        except FAULTS as error:
-            raise self._fail(error) from error
-
-    def write(self, statement: str, values: Sequence[Value] = ()) -> int:
-        """Run one statement that changes rows, and return how many it changed."""
-        try:
-            return self.line.execute(statement, values).rowcount
-        except FAULTS as error:
-            raise self._fail(error) from error
+    def __init__(self, path: str, line: Line) -> None:
+        super().__init__(line.execute, FAULTS, lambda error: fault(error, path))
+        self._line = line
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Value]]) -> None:
         """Add rows to a table, through one prepared statement."""
         marks = ", ".join("?" * len(columns))
         statement = f"insert into {table} ({', '.join(columns)}) values ({marks})"  # noqa: S608 - names from our own code
         try:
-            self.line.insert(statement, rows)
+            self._line.insert(statement, rows)
         except FAULTS as error:
-            raise self._fail(error) from error
+            raise self._failed(error) from error
 
     def run_script(self, script: str) -> None:
         """Run every statement of a script, inside the transaction as `executescript` would not be."""
         for statement in statements(script):
             self.write(statement)
+
+    def commit(self) -> None:
+        """End the transaction, unless a statement has failed."""
+        self.raise_failure()
+        self.write("COMMIT")
 
 
 class SqliteDatabase:
@@ -249,15 +223,12 @@ class SqliteDatabase:
         # A new connection counts from the start again. A forked process must not see the same number again.
         self._base = self._process << 40
 
-    def _abandon(self, connections: Sequence[library.Connection]) -> None:
-        _abandoned.append((connections, self._writer, self._hasty, self._idle))
-
     def _check(self) -> None:
         """Refuse what comes after the end; in a process that was forked, forget what its parent had opened."""
         if not self._connections:
             raise closed(self._path)
         if os.getpid() != self._process:
-            self._abandon(self._connections)
+            _abandoned.append((self._connections, self._writer, self._hasty, self._idle))
             self._open()
 
     @property
@@ -381,7 +352,7 @@ class SqliteDatabase:
                 for connection in connections:
                     connection.close()
             else:
-                self._abandon(connections)
+                _abandoned.append((connections, self._writer, self._hasty, self._idle))
 
     def _takes_all(self, held: ExitStack) -> bool:
         """Lock every connection until `held` ends, and return whether that succeeded."""
@@ -411,8 +382,8 @@ def _connection(path: str, patience: float, synchronous: str) -> library.Connect
         raise fault(error, path) from error
     try:
         _turn_on_wal(connection)
-        for pragma in (*_PRAGMAS, f"PRAGMA synchronous={synchronous}"):
-            connection.execute(pragma)
+        for pragma in ("foreign_keys=ON", "trusted_schema=OFF", f"synchronous={synchronous}"):
+            connection.execute(f"PRAGMA {pragma}")
     except library.Error as error:
         connection.close()
         raise fault(error, path) from error

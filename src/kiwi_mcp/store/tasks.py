@@ -35,11 +35,9 @@ _BURY = (
     f" where actor = ? and beat_at < ? and {_RUNS}"
 )
 _PRUNE = "delete from tasks where id in (select id from tasks where expires_at < ? order by expires_at limit ?)"
-_STEP = 500
-"""The maximum number of expired tasks that are removed when one is added."""
+_STEP = 500  # the maximum number of expired tasks that are removed when one is added
 _LONGEST = 1_000
-_PATIENCE = 10.0
-"""For how many seconds a server may be silent: a client waits for it."""
+_PATIENCE = 10.0  # for how many seconds a server may be silent: a client waits for it
 
 
 class Task(Struct, frozen=True):

@@ -30,9 +30,8 @@ from kiwi_mcp.kernel.remotes import open_remote
 from kiwi_mcp.kernel.settings import RegistrySettings, RemoteSettings
 from kiwi_mcp.primitives.http import client
 from kiwi_mcp.store.remote import http
-from kiwi_mcp.store.remote.artifact import VersionAnnotations, digest_of
 from kiwi_mcp.store.remote.http import HttpRemote
-from kiwi_mcp.store.remote.layout import LayoutEntry
+from kiwi_mcp.store.remote.layout import LayoutEntry, VersionAnnotations, digest_of
 from kiwi_mcp.store.remote.sync import LayoutRemote
 
 T = TypeVar("T")

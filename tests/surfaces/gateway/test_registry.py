@@ -20,9 +20,8 @@ from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.registry.registry import Registry
 from kiwi_mcp.store.registry.release_check import CheckedRelease
 from kiwi_mcp.store.remote import http, sync
-from kiwi_mcp.store.remote.artifact import digest_of, encode
 from kiwi_mcp.store.remote.http import BLOBS, INDEX, LAYOUT, HttpRemote
-from kiwi_mcp.store.remote.layout import LayoutEntry, index_bytes
+from kiwi_mcp.store.remote.layout import LayoutEntry, digest_of, encode, index_bytes
 from kiwi_mcp.store.remote.sync import LocalRegistry, VersionQuery
 
 T = TypeVar("T")

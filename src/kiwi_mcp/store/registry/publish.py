@@ -80,8 +80,7 @@ _LOG_COLUMNS = (
     "seq", "op", "namespace", "tool_id", "version", "content_hash", "closure_hash", "actor", "reason", "created_at",
     "prev_hash", "hash",
 )  # fmt: skip
-_FIRST = "-"
-"""What the first entry has in place of a hash before it."""
+_FIRST = "-"  # what the first entry has in place of a hash before it
 
 
 class LogEntry(Struct, frozen=True):

@@ -291,8 +291,7 @@ _SIGNATURE = lazy_pattern(
 )
 manifest_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=dict).encode
 """Returns a manifest as the text of its column."""
-_LINES = 3
-"""How many lines are searched for the signature line: a shebang and an opening tag may precede it."""
+_LINES = 3  # how many lines are searched for the signature line: a shebang and an opening tag may precede it
 _SHARED = [name for name in Release.__struct_fields__ if name in VersionInfo.__struct_fields__]
 
 

@@ -363,13 +363,11 @@ class _Writing(Struct):
     """What was written to a target so far, and what it refused."""
 
     target: RemoteRegistry
-    is_planned: bool = False
-    """Whether nothing is written, and only the outcome is returned."""
+    is_planned: bool = False  # whether nothing is written, and only the outcome is returned
     new: list[VersionName] = field(default_factory=list)
     excluded: dict[VersionName, str] = field(default_factory=dict)
     refusal: Denied | None = None
-    denied: dict[str, str] = field(default_factory=dict)
-    """Namespaces to which nothing may be written, with the reason."""
+    denied: dict[str, str] = field(default_factory=dict)  # namespaces to which nothing may be written, with the reason
 
     async def write(self, releases: Sequence[CheckedRelease]) -> Sequence[VersionName]:
         """Write versions, but for the namespaces that the target refuses, and return the names of those it holds."""

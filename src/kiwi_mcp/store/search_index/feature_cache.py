@@ -17,14 +17,10 @@ MAX_ENTRIES = 300_000
 UNUSED_DAYS = 90
 """After how many days without use an entry is removed."""
 
-_RECORDED_DAYS = 7
-"""How many days pass before a use is recorded again: that costs as much as writing the entry."""
-_MAX_REMOVED = 10_000
-"""How many entries are removed at a time, so that other writers do not wait."""
-_AT_ONCE = 2_000
-"""How many entries one query asks for."""
-_MAINTAINED = 3_600.0
-"""How many seconds pass before a process maintains the cache again."""
+_RECORDED_DAYS = 7  # how many days pass before a use is recorded again: that costs as much as writing the entry
+_MAX_REMOVED = 10_000  # how many entries are removed at a time, so that other writers do not wait
+_AT_ONCE = 2_000  # how many entries one query asks for
+_MAINTAINED = 3_600.0  # how many seconds pass before a process maintains the cache again
 _TIMEOUT = 10.0
 _READ = "select digest, words, vector, used_on from sheets where digest in"
 _ADD = "insert into sheets (digest, words, vector, used_on) values"
@@ -61,7 +57,13 @@ class FeatureCache:
         with self._tolerated():
             for some in chunks(digests, _AT_ONCE):
                 rows = self.database.read(f"{_READ} ({placeholders(some)})", some)
-                self._take(rows, found)
+                fresh = self._today() - _RECORDED_DAYS
+                for row in rows:
+                    match row:  # SQLite stores any type that another program writes to a column
+                        case (bytes(digest), bytes(words), bytes(vector), int(used_on)):
+                            found[digest] = CardFeatures(words, vector)
+                            if used_on < fresh:
+                                self._used.add(digest)
         return found
 
     def write(self, features: Mapping[bytes, CardFeatures]) -> None:
@@ -94,15 +96,6 @@ class FeatureCache:
             ((count,),) = self.database.read("select count(*) from sheets")
             if int(str(count)) > self._max_entries:
                 self._remove(self._today() + 1, int(str(count)) - self._max_entries * 9 // 10)
-
-    def _take(self, rows: Sequence[Sequence[Value]], found: dict[bytes, CardFeatures]) -> None:
-        fresh = self._today() - _RECORDED_DAYS
-        for row in rows:
-            match row:  # SQLite stores any type that another program writes to a column
-                case (bytes(digest), bytes(words), bytes(vector), int(used_on)):
-                    found[digest] = CardFeatures(words, vector)
-                    if used_on < fresh:
-                        self._used.add(digest)
 
     def _remove(self, before: int, limit: int = _MAX_REMOVED) -> None:
         with quick_transaction(self.database, _TIMEOUT) as transaction:

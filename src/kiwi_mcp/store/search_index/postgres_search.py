@@ -33,12 +33,9 @@ MAX_MATCHES = 4_000
 """How many items the server scores by default; each is read from the table."""
 
 _LABELS = "DCBA"
-_IMPACTS = (0.35, 0.5, 0.6)
-"""The minimum impact of each label after the first."""
-_USUAL = (0.22, 0.42, 0.55, 0.71)
-"""The usual impact under each label."""
-_STRONG = 2
-"""The label from which a stem gets a second lexeme."""
+_IMPACTS = (0.35, 0.5, 0.6)  # the minimum impact of each label after the first
+_USUAL = (0.22, 0.42, 0.55, 0.71)  # the usual impact under each label
+_STRONG = 2  # the label from which a stem gets a second lexeme
 
 WEIGHTS = "{" + ", ".join(map(str, _USUAL)) + "}"
 """The weight of each label in PostgreSQL."""
@@ -58,11 +55,6 @@ def lexemes_of(impacts: Mapping[str, float]) -> Mapping[str, str]:
         if level >= _STRONG:
             labelled[strong(stem)] = _LABELS[level]
     return labelled
-
-
-def vector_of(lexemes: Mapping[str, str]) -> str:
-    """Return lexemes with their labels as the text of a `tsvector`."""
-    return " ".join(f"{quoted(lexeme)}:1{label}" for lexeme, label in lexemes.items())
 
 
 def quoted(lexeme: str) -> str:
@@ -95,8 +87,7 @@ COORDINATES = 384
 """The length of the vectors that the server compares: a signed byte for each coordinate, then their scale."""
 
 _TIMEOUT = 10.0
-_MIN_NEAR = 30
-"""The minimum number of items found by each part of a query."""
+_MIN_NEAR = 30  # the minimum number of items found by each part of a query
 _BY_WORDS = """select e.tool_id from (
     select e.tool_id, e.fts from tool_embeddings e where e.model = ? and e.fts @@ ?::tsquery and $wanted limit ?
   ) as e order by $score desc limit ?"""
@@ -174,7 +165,8 @@ class PostgresSearch:
 
     @cached_property
     def _compares(self) -> bool:
-        return compares_vectors(self._database)
+        """Whether the server can search by vectors; without pgvector it finds words only."""
+        return bool(self._database.read(_IS_COMPARED))
 
     def counts(self, stems: Sequence[str] = ()) -> TermCounts:
         """Return the counts that show how rare each stem is, and the usual text lengths."""
@@ -229,7 +221,12 @@ class PostgresSearch:
         self, stems: Mapping[str, float], limit: int, wanted: CandidateFilter
     ) -> Sequence[tuple[str, Sequence[Value]]]:
         heavy = dict(sorted(stems.items(), key=lambda one: -one[1])[:MAX_STEMS])
-        held = self._held([*heavy, *map(strong, heavy)]) if heavy else {}
+        held: Mapping[str, int] = {}
+        if heavy:
+            lexemes = self._database.encode_list([*heavy, *map(strong, heavy)])
+            with within(_TIMEOUT):
+                rows = self._database.read(_HELD, (self._model, lexemes))
+            held = {str(lexeme): int(str(count)) for lexeme, count in rows}
         asked = choose_lexemes(heavy, held, self._max_matches)
         if not asked:
             return ()
@@ -268,16 +265,6 @@ class PostgresSearch:
             values += (f"{category}/" for category in wanted.categories)
         return " and ".join(conditions), values
 
-    def _held(self, lexemes: Sequence[str]) -> Mapping[str, int]:
-        with within(_TIMEOUT):
-            rows = self._database.read(_HELD, (self._model, self._database.encode_list(lexemes)))
-        return {str(lexeme): int(str(held)) for lexeme, held in rows}
-
-
-def compares_vectors(database: Database) -> bool:
-    """Whether the server can search by vectors; without pgvector it finds words only."""
-    return bool(database.read(_IS_COMPARED))
-
 
 def as_text(vector: bytes) -> str:
     """Return a packed vector as the server reads it, without its scale; "" if it has another length."""
@@ -287,8 +274,7 @@ def as_text(vector: bytes) -> str:
 _Lengths: TypeAlias = Sequence[int]
 
 _LAST_ID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
-_AT_ONCE = 50
-"""How many items are written at a time: other writers wait for it, and a vector takes milliseconds."""
+_AT_ONCE = 50  # how many items are written at a time: other writers wait for it, and a vector takes milliseconds
 _MAX_REMOVED = 1_000
 _HEAD = "select coalesce(max(seq), 0) from registry_log"
 _SOMEWHERE = "select id from tools order by id offset (select floor(random() * count(*))::bigint from tools) limit 1"
@@ -357,14 +343,10 @@ class _Change(Struct):
 class _Scan(Struct):
     """A scan of all items for those with missing features; later scans cover only what changed since."""
 
-    least: int
-    """The minimum length of a vector; 0 where words are enough."""
-    ranges: list[tuple[str, str]] = field(default_factory=list)
-    """The ranges of item ids that are not scanned yet."""
-    head: int = -1
-    """The last entry of the log when the scan began."""
-    before: int = -1
-    """The last entry of the log when the previous scan began, which covered everything before."""
+    least: int  # the minimum length of a vector; 0 where words are enough
+    ranges: list[tuple[str, str]] = field(default_factory=list)  # the ranges of item ids that are not scanned yet
+    head: int = -1  # the last entry of the log when the scan began
+    before: int = -1  # the last entry of the log when the previous scan began, which covered everything before
 
     def begin(self, head: int, start: str) -> None:
         """Start a scan at some item; it wraps around and covers all items."""
@@ -386,7 +368,7 @@ class Embeddings:
 
     @cached_property
     def _compares(self) -> bool:
-        return compares_vectors(self._database)
+        return bool(self._database.read(_IS_COMPARED))
 
     def progress(self) -> tuple[int, int]:
         """Return how many items can be found by words, and how many of them by meaning too."""
@@ -452,9 +434,20 @@ class Embeddings:
 
     def _write(self, transaction: Transaction, versions: Sequence[IndexedVersion]) -> None:
         known, change = self._known(transaction, [version.version_id for version in versions]), _Change()
+        statement = filled(_ADD, **(_COMPARED if self._compares else _KEPT_ONLY))
         for version in versions:
             lexemes = lexemes_of(version.impacts)
-            if transaction.write(*self._adding(version, vector_of(lexemes))):
+            fts = " ".join(f"{quoted(lexeme)}:1{label}" for lexeme, label in lexemes.items())
+            embedding = [as_text(version.vector) or None] if self._compares else []
+            values = (
+                max(len(version.vector) - 4, 0),
+                version.digest.hex(),
+                self._database.encode_list([*map(str, version.lengths)]),
+                fts,
+                version.words,
+                version.vector,
+            )
+            if transaction.write(statement, (self._model, *values, *embedding, version.version_id)):
                 change.add(1, [*lexemes], version.lengths)
                 if version.version_id in known:
                     change.add(-1, *known[version.version_id])
@@ -465,13 +458,6 @@ class Embeddings:
         rows = transaction.read(f"{_KNOWN} ({placeholders(ids)})", (self._model, *ids))
         read = self._database.decode_list
         return {str(id_): (read(lexemes), [*map(int, read(lengths))]) for id_, lexemes, lengths in rows}
-
-    def _adding(self, version: IndexedVersion, fts: str) -> tuple[str, Sequence[Value]]:
-        statement = filled(_ADD, **(_COMPARED if self._compares else _KEPT_ONLY))
-        dimension, embedding = max(len(version.vector) - 4, 0), as_text(version.vector) or None
-        lengths = self._database.encode_list([*map(str, version.lengths)])
-        values = (self._model, dimension, version.digest.hex(), lengths, fts, version.words, version.vector)
-        return statement, (*values, *([embedding] if self._compares else []), version.version_id)
 
     def _count(self, transaction: Transaction, change: _Change) -> None:
         rows = transaction.read(_MODEL, (self._model,))

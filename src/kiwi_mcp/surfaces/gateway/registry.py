@@ -23,10 +23,8 @@ from kiwi_mcp.domain.errors import InvalidRequest, NotFound, PolicyDenied, TooLa
 from kiwi_mcp.domain.registry import Release, is_digest
 from kiwi_mcp.store.registry.registry import Registry
 from kiwi_mcp.store.registry.release_check import MAX_BYTES, CheckedRelease
-from kiwi_mcp.store.remote.artifact import MAX_MANIFEST, digest_of
-from kiwi_mcp.store.remote.http import MAX_PUSHED_INDEX, PushedVersion, PushResponse
-from kiwi_mcp.store.remote.layout import INDEX_TYPE
-from kiwi_mcp.store.remote.registry_layout import ArtifactCache, RegistryLayout
+from kiwi_mcp.store.remote.http import MAX_PUSHED_INDEX, ArtifactCache, PushedVersion, PushResponse, RegistryLayout
+from kiwi_mcp.store.remote.layout import INDEX_TYPE, MAX_MANIFEST, digest_of
 from kiwi_mcp.surfaces.gateway.auth import GatewayUser, visitor_of
 
 _BODY_SECONDS = 60.0
