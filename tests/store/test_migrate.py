@@ -4,13 +4,13 @@ import random
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import pytest
 
 from kiwi_mcp.domain.errors import KiwiError, StoreDamaged, StoreNewer
-from kiwi_mcp.store.database import Database, Row, Transaction, Value
+from kiwi_mcp.store.database import Database, Row, Value
 from kiwi_mcp.store.open import FOLDER, connect_to, migrate, open_database, read_migrations
 from kiwi_mcp.store.sqlite import statements
 
@@ -65,32 +65,6 @@ def steps(tmp_path: Path) -> Steps:
     return write
 
 
-class Watched:
-    """A store that notes what is asked of it."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self.dialect = database.dialect
-        self.url = database.url
-        self.is_embedded, self.is_lost = database.is_embedded, database.is_lost
-        self.stamp, self.close, self.doubts = database.stamp, database.close, database.doubts
-        self.settle, self.check_extensions = database.settle, database.check_extensions
-        self.encode_list, self.decode_list = database.encode_list, database.decode_list
-        self.asked: list[str] = []
-
-    def read(self, statement: str, values: Sequence[Value] = ()) -> Sequence[Row]:
-        self.asked.append(statement)
-        return self._database.read(statement, values)
-
-    def transaction_now(self) -> AbstractContextManager[Transaction | None]:
-        self.asked.append("begin now")
-        return self._database.transaction_now()
-
-    def transaction(self) -> AbstractContextManager[Transaction]:
-        self.asked.append("begin")
-        return self._database.transaction()
-
-
 def test_a_new_store_records_every_migration(empty_url: str) -> None:
     database = open_database(empty_url)
     known = read_migrations(FOLDER / database.dialect)
@@ -105,9 +79,9 @@ def test_both_dialects_have_the_same_migrations() -> None:
 
 
 def test_opening_a_current_store_costs_one_small_query(database: Database) -> None:
-    watched = Watched(database)
+    watched = Mock(wraps=database, dialect=database.dialect, url=database.url)
     migrate(watched)
-    assert watched.asked == ["select number, checksum from schema_migrations order by number"]
+    assert watched.mock_calls == [call.read("select number, checksum from schema_migrations order by number")]
 
 
 def test_a_store_of_any_past_schema_is_migrated_to_the_current_one(

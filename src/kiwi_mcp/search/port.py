@@ -132,9 +132,9 @@ class Filter(Struct, frozen=True):
     def keeps(self, card: Card) -> bool:
         """Whether a card has one of the values of each field; a category covers the categories below it."""
         return (
-            _passes(card.tool_type, self.types)
-            and _passes(card.source, self.sources)
-            and _passes(card.server, self.servers)
+            (not self.types or card.tool_type in self.types)
+            and (not self.sources or card.source in self.sources)
+            and (not self.servers or card.server in self.servers)
             and (not self.tags or not {*self.tags}.isdisjoint(card.tags))
             and (not self.categories or any(f"{card.category}/".startswith(f"{word}/") for word in self.categories))
         )
@@ -148,7 +148,3 @@ def sort_hits(hits: Sequence[Hit], sort_by: str) -> Sequence[Hit]:
             suggestion=f"Use one of: {', '.join(get_args(SortBy))}.",
         )
     return sorted(hits, key=_ORDERS[sort_by])
-
-
-def _passes(value: str, wanted: Sequence[str]) -> bool:
-    return not wanted or value in wanted

@@ -163,11 +163,6 @@ class RecallIndex:
         return log(1 + (max(len(self._item), _FEW) - held + 0.5) / (held + 0.5))
 
 
-def item_of(identity: str) -> str:
-    """Return the full name of an item without its version."""
-    return identity.partition("@")[0]
-
-
 def stems_of(query: str) -> frozenset[str]:
     """Return the stems of a query."""
     written = words(query)
@@ -257,7 +252,7 @@ class RecallWorker:
     def forget(self, actor: str, items: Sequence[str] | None = None) -> int:
         """Forget everything about an actor, or about some items; return the number of forgotten queries."""
         for use in [*self._uses]:
-            if use.actor == actor and (items is None or item_of(use.identity) in items):
+            if use.actor == actor and (items is None or use.identity.partition("@")[0] in items):
                 with suppress(ValueError):  # the background thread was faster
                     self._uses.remove(use)
         store = self._access.open_store_if_any()
@@ -288,7 +283,7 @@ class RecallWorker:
         query = storable_part(use.intent, self._access.secrets(use.space))
         if not query:
             return
-        item, actor = item_of(use.identity), _actor_key(use.actor)
+        item, actor = use.identity.partition("@")[0], _actor_key(use.actor)
         project = str(use.space.project) if item.startswith(_PROJECT) else ""
         store = self._access.open_store()
         same = [one for one in store.of_item(actor, project, item) if is_same(one.request, query)]

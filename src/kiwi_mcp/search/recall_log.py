@@ -197,7 +197,10 @@ class RecallLog:
         """Note a search and its response; a query without words is not noted."""
         if not self.is_enabled or not _WORD.search(query):
             return
-        shown, parts = [_shown(as_object(one)) for one in as_list(response.get("results"))], _parts(response)
+        shown, parts = [], _parts(response)
+        for one in map(as_object, as_list(response.get("results"))):
+            score = one.get("score")
+            shown.append((as_text(one.get("identity")), float(score) if isinstance(score, int | float) else 0.0))
         try:
             if self._is_shared:
                 secrets = self._access.secrets(space)
@@ -248,11 +251,6 @@ class RecallLog:
             if self._worker_if_any is None:
                 self._worker_if_any = RecallWorker(self._access)
             return self._worker_if_any
-
-
-def _shown(card: JsonObject) -> tuple[str, float]:
-    score = card.get("score")
-    return as_text(card.get("identity")), float(score) if isinstance(score, int | float) else 0.0
 
 
 def _parts(response: JsonObject) -> Mapping[str, str]:

@@ -127,43 +127,52 @@ class Transaction(ABC):
         return self._failure
 
 
-class Database(Protocol):
-    """A place where rows are kept; it may be used from several threads."""
+class Database(ABC):
+    """A place where rows are kept; it may be used from several threads. It closes with its last user at the latest."""
 
-    @property
-    def dialect(self) -> Literal["sqlite", "postgres"]:
-        """The word for how its SQL differs, which is also the name of its migrations' folder."""
+    dialect: Literal["sqlite", "postgres"]
+    """The word for how its SQL differs, which is also the name of its migrations' folder."""
+    url: str
+    """Where it is, without any password."""
+    is_embedded: bool
+    """Whether a small read or write takes microseconds, so that it may be done without another thread."""
 
-    @property
-    def url(self) -> str:
-        """Where it is, without any password."""
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
 
-    @property
-    def is_embedded(self) -> bool:
-        """Whether a small read or write takes microseconds, so that it may be done without another thread."""
+    def __del__(self) -> None:
+        self.close()
 
     @property
     def is_lost(self) -> bool:
         """Whether its path now has another database, or none. Other processes would never see what is written here."""
+        return False
 
+    @abstractmethod
     def read(self, statement: str, values: Sequence[Value] = ()) -> Sequence[Row]:
         """Return all rows of a query."""
 
+    @abstractmethod
     def transaction(self) -> AbstractContextManager[Transaction]:
         """Begin to write: one writer at a time, no half of it ever visible, durable once the block has ended."""
 
-    def transaction_now(self) -> AbstractContextManager[Transaction | None]:
+    @contextmanager
+    def transaction_now(self) -> Iterator[Transaction | None]:
         """Begin to write without waiting; None if that is impossible. `settle` makes it outlive a loss of power."""
+        yield None
 
-    def settle(self) -> None:
+    def settle(self) -> None:  # noqa: B027 - a server has it on its disk
         """Let all that was written outlive a loss of power."""
 
+    @abstractmethod
     def encode_list(self, values: Sequence[str]) -> Value:
         """Return texts as the value of a column that holds a list."""
 
+    @abstractmethod
     def decode_list(self, value: Value) -> tuple[str, ...]:
         """Return the texts in the value of a column that holds a list."""
 
+    @abstractmethod
     def stamp(self) -> int:
         """Return a number that differs from the last one whenever another process may have written.
 
@@ -171,12 +180,14 @@ class Database(Protocol):
         receipts, tasks and what searches worked out: no prepared item depends on them.
         """
 
-    def check_extensions(self) -> None:
+    def check_extensions(self) -> None:  # noqa: B027 - most need nothing
         """Refuse a database that lacks what the schema needs, before anything is made in it."""
 
     def doubts(self) -> Sequence[str]:
         """Return warnings about this database for its owner, a sentence each."""
+        return ()
 
+    @abstractmethod
     def close(self) -> None:
         """Close every connection."""
 

@@ -22,6 +22,7 @@ from psycopg.types.string import TextLoader
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, StoreDamaged, StoreUnavailable
 from kiwi_mcp.store.database import (
     PATIENCE,
+    Database,
     IntegrityFault,
     Row,
     Transaction,
@@ -235,12 +236,11 @@ class PostgresTransaction(Transaction):
             raise self._failed(error) from error
 
 
-class PostgresDatabase:
-    """One database of a PostgreSQL server. It closes with its last user unless `close` is called earlier."""
+class PostgresDatabase(Database):
+    """One database of a PostgreSQL server. It is always waited for, and what it has committed is on its disk."""
 
     dialect: Literal["postgres"] = "postgres"
     is_embedded = False
-    is_lost = False
 
     def __init__(self, url: str, shown: str) -> None:
         self._secret_url = url
@@ -250,12 +250,6 @@ class PostgresDatabase:
         self._writer: PostgresConnection | None = None
         self._begin_anew()
         self._reader = self._connection()
-
-    def __repr__(self) -> str:
-        return f"PostgresDatabase({self.url!r})"
-
-    def __del__(self) -> None:
-        self.close()
 
     def _begin_anew(self) -> None:
         self._process = os.getpid()
@@ -350,14 +344,6 @@ class PostgresDatabase:
                 suggestion="Look, or do the same again: publishing what is already there changes nothing.",
             ) from error
 
-    @contextmanager
-    def transaction_now(self) -> Iterator[None]:
-        """Begin nothing: a server is always waited for."""
-        yield None
-
-    def settle(self) -> None:
-        """Do nothing: what a server has committed is on its disk."""
-
     def encode_list(self, values: Sequence[str]) -> Value:
         """Return texts as an array literal."""
         quoted = (value.replace("\\", "\\\\").replace('"', '\\"') for value in values)
@@ -380,10 +366,6 @@ class PostgresDatabase:
                 f"its extension vector is {version}, and 0.7 is needed",
                 "Install pgvector 0.7 or newer, then `psql -c 'alter extension vector update'`; or remove pgvector.",
             )
-
-    def doubts(self) -> Sequence[str]:
-        """Return nothing: a database that is not fit is refused when it is opened."""
-        return ()
 
     def close(self) -> None:
         """Close every connection. A query that is still waiting fails with a lost connection."""

@@ -15,7 +15,17 @@ from time import monotonic, sleep
 from typing import Literal
 
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, StoreDamaged, StoreUnavailable
-from kiwi_mcp.store.database import PATIENCE, IntegrityFault, Row, Transaction, Value, busy, invalid_value, unavailable
+from kiwi_mcp.store.database import (
+    PATIENCE,
+    Database,
+    IntegrityFault,
+    Row,
+    Transaction,
+    Value,
+    busy,
+    invalid_value,
+    unavailable,
+)
 
 # Before its `SOUND` release SQLite may damage a file that several processes write, and most Pythons have an older one.
 if find_spec("pysqlite3") is None:
@@ -187,8 +197,8 @@ class SqliteTransaction(Transaction):
         self.write("COMMIT")
 
 
-class SqliteDatabase:
-    """One SQLite file. It closes with its last user unless `close` is called earlier."""
+class SqliteDatabase(Database):
+    """One SQLite file."""
 
     dialect: Literal["sqlite"] = "sqlite"
     is_embedded = True
@@ -199,12 +209,6 @@ class SqliteDatabase:
         self._process = os.getpid()
         self._connections: list[library.Connection] = []
         self._open()
-
-    def __repr__(self) -> str:
-        return f"SqliteDatabase({self.url!r})"
-
-    def __del__(self) -> None:
-        self.close()
 
     def _open(self) -> None:
         self._process = os.getpid()
@@ -331,9 +335,6 @@ class SqliteDatabase:
     def decode_list(self, value: Value) -> tuple[str, ...]:
         """Return the texts of a JSON array."""
         return tuple(json.loads(value)) if isinstance(value, str) else ()
-
-    def check_extensions(self) -> None:
-        """Do nothing: the schema needs no extension."""
 
     def doubts(self) -> Sequence[str]:
         """Return a warning if the SQLite library is too old."""
