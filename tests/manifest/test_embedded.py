@@ -8,7 +8,7 @@ import pytest
 
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.json import JsonObject, as_object
-from kiwi_mcp.manifest.source_file import SourceManifest, comments_of, read_embedded
+from kiwi_mcp.manifest.source_file import SourceManifest, comment_marks, read_embedded
 
 DUNDERS = '''# kiwi-mcp:validated:2026-01-28T12:00:00Z:{hash}
 """Greets a person.
@@ -214,5 +214,7 @@ def test_a_comment_after_code_is_not_metadata() -> None:
 
 
 def test_languages_are_data() -> None:
-    assert comments_of(".rs").line == "//"
-    assert comments_of(".never-heard-of").line == "#"
+    assert comment_marks()[".rs"].line == "//"
+    found = read_embedded(".never-heard-of", "# tool_id: x\n# tool_type: script\n", what="x.never-heard-of")
+    assert found is not None
+    assert found.value["tool_id"] == "x"

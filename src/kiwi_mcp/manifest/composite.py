@@ -111,9 +111,12 @@ def composite_faults(manifest: Manifest) -> list[Issue]:
     """Return every fault of the steps that shows without the items they call; the schema of the type has passed."""
     composite = read_composite(manifest.config)
     declared = as_object(manifest.parameters.get("properties"))
-    taken = [name for name in _RESERVED if name in declared]
     fix = "Give the parameter another name."
-    found = [Issue(f"parameters.{name}", f"`{name}` has a meaning of its own in a composite", fix) for name in taken]
+    found = [
+        Issue(f"parameters.{name}", f"`{name}` has a meaning of its own in a composite", fix)
+        for name in _RESERVED
+        if name in declared
+    ]
     found += [issue for at in range(len(composite.steps)) for issue in _step_faults(composite, at, declared)]
     found += _circles(composite)
     if not isinstance(composite.output, UnsetType):
@@ -127,12 +130,12 @@ def composite_faults(manifest: Manifest) -> list[Issue]:
 def _step_faults(composite: Composite, at: int, declared: JsonObject) -> Iterator[Issue]:
     step, place = composite.steps[at], f"config.steps[{at}]"
     ids = [one.id for one in composite.steps]
-    before = ids[:at]
+    before, is_repeated = ids[:at], not isinstance(step.foreach, UnsetType)
     if step.id in before:
         yield Issue(f"{place}.id", f"`{step.id}` is the id of another step too", "Give each step an id of its own.")
     for number, need in enumerate(step.needs):
         yield from _order_faults(f"{place}.needs[{number}]", need, ids, before)
-    extra = [*(["item", "index"] if not isinstance(step.foreach, UnsetType) else ()), *_answer_name(step)]
+    extra = [*(["item", "index"] if is_repeated else ()), *(["answer"] if step.ask and step.tool else ())]
     for where, name in dict.fromkeys(step.paths()):
         yield from _name_faults(f"{place}.{where}", name, declared, ids, before, () if where == "foreach" else extra)
     for where, template in step.templates.items():
@@ -142,29 +145,21 @@ def _step_faults(composite: Composite, at: int, declared: JsonObject) -> Iterato
             compiled(step.when)
     except ExpressionFault as fault:
         yield Issue(f"{place}.when", f"is no expression: {fault}", "Write one such as `steps.a.result.count > 0`.")
-    if step.ask and not isinstance(step.foreach, UnsetType):
+    if step.ask and is_repeated:
         yield Issue(f"{place}.ask", "cannot be asked for each element", "Ask in a step of its own, before this one.")
     if step.ask:
         yield from schema_faults(step.ask.schema, f"{place}.ask.schema")
     if not step.tool:
-        unused = [word for word in ("foreach", "timeout", "retry", "parameters") if word in _written(step)]
-        fix = "Remove it, or name a `tool`."
-        yield from (Issue(f"{place}.{word}", "is for steps that call a tool", fix) for word in unused)
+        plain = CompositeStep(step.id)
+        unused = ("foreach", "timeout", "retry", "parameters")
+        for word in (word for word in unused if getattr(step, word) != getattr(plain, word)):
+            yield Issue(f"{place}.{word}", "is for steps that call a tool", "Remove it, or name a `tool`.")
     if step.stand_in:
         later = [one for one in ids[at + 1 :] if one != step.id]
         if step.stand_in not in later:
             hint = did_you_mean(step.stand_in, [FAIL, SKIP, *later])
             fix = f"{hint}Write `fail`, `skip`, or the id of a step that is written after this one."
             yield Issue(f"{place}.on_error", f"{step.stand_in!r:.80} is no later step", fix)
-
-
-def _written(step: CompositeStep) -> set[str]:
-    plain = CompositeStep(step.id)
-    return {word for word in step.__struct_fields__ if getattr(step, word) != getattr(plain, word)}
-
-
-def _answer_name(step: CompositeStep) -> tuple[str, ...]:
-    return ("answer",) if step.ask and step.tool else ()
 
 
 def _order_faults(place: str, wanted: str, ids: Sequence[str], before: Sequence[str]) -> Iterator[Issue]:
@@ -189,10 +184,8 @@ def _name_faults(
         reasons = {"answer": "a step with a `tool` and an `ask`"}
         yield Issue(place, f"`{name}` is known in {reasons.get(head, 'a step with `foreach`')} only", "Remove it.")
     elif head not in declared and head not in extra:
-        hint = did_you_mean(head, [*declared, *extra])
-        yield Issue(
-            place, f"`{name}` is not a parameter", f"{hint}Declare a parameter `{head}`, or name a step's result."
-        )
+        fix = f"{did_you_mean(head, [*declared, *extra])}Declare a parameter `{head}`, or name a step's result."
+        yield Issue(place, f"`{name}` is not a parameter", fix)
 
 
 def _template_faults(place: str, template: Json) -> Iterator[Issue]:
@@ -267,8 +260,7 @@ def call_faults(manifest: Manifest, tools: Mapping[str, Manifest]) -> Iterator[I
     """Yield the parameters of steps that the items they call do not take; `tools` has the items by their names."""
     declared = as_object(manifest.parameters.get("properties"))
     for at, step in enumerate(read_composite(manifest.config).steps):
-        called = tools.get(step.tool)
-        if called is not None:
+        if (called := tools.get(step.tool)) is not None:
             yield from _parameter_faults(f"config.steps[{at}].parameters", step, called, declared)
 
 
@@ -286,12 +278,8 @@ def _parameter_faults(place: str, step: CompositeStep, called: Manifest, declare
         elif not placeholders(value):
             yield from faults(as_object(known[name]), value, place=f"{place}.{name}")
         elif isinstance(value, str) and [piece.kind for piece in pieces(value)] == ["name"]:
-            given = as_object(declared.get(value[1:-1])).get("type")
-            wanted = as_object(known[name]).get("type")
-            if isinstance(given, str) and isinstance(wanted, str) and not _fits(given, wanted):
+            given, wanted = (as_object(one).get("type") for one in (declared.get(value[1:-1]), known[name]))
+            is_text = isinstance(given, str) and isinstance(wanted, str)
+            if is_text and given != wanted and {given, wanted} != _NUMBERS:
                 fix = f"Declare the parameter `{value[1:-1]}` as {wanted}, or give another value."
                 yield Issue(f"{place}.{name}", f"is {given}, and `{step.tool}` takes {wanted}", fix)
-
-
-def _fits(given: str, wanted: str) -> bool:
-    return given == wanted or {given, wanted} == _NUMBERS

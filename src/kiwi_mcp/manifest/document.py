@@ -124,30 +124,25 @@ def settle(value: Raw, limits: DocumentLimits) -> Json:
                 if any(is_bad_text(name) for name in part):
                     raise refuse(limits.what, BAD_TEXT, "Remove it.", place=place)
                 return {name: visit(inner, join(place, name), name, depth + 1) for name, inner in part.items()}
+            case WrittenFloat() if key == "version":
+                return part.text
+            case float() if not math.isfinite(part):
+                raise refuse(limits.what, "a number that is not finite", "Write a finite number, or text.", place=place)
+            case WrittenFloat():
+                return float(part)
+            case str() if is_bad_text(part):
+                raise refuse(limits.what, BAD_TEXT, "Remove it.", place=place)
+            case int() if abs(part) >= 10**MAX_DIGITS:
+                reason = f"a number of more than {MAX_DIGITS} digits"
+                raise refuse(limits.what, reason, "Write it as text.", place=place)
             case str() | bool() | None | int() | float():
-                return _scalar(part, key, place, limits.what)
+                return part
             case datetime() | date() | time():
                 return part.isoformat()
             case _:
                 return [visit(inner, join(place, index), "", depth + 1) for index, inner in enumerate(part)]
 
     return visit(value, "", "", 1)
-
-
-def _scalar(value: None | bool | int | float | str, key: str, place: str, what: str) -> Json:  # noqa: PYI041 - both are matched
-    match value:
-        case WrittenFloat() if key == "version":
-            return value.text
-        case float() if not math.isfinite(value):
-            raise refuse(what, "a number that is not finite", "Write a finite number, or text.", place=place)
-        case WrittenFloat():
-            return float(value)
-        case str() if is_bad_text(value):
-            raise refuse(what, BAD_TEXT, "Remove it.", place=place)
-        case int() if abs(value) >= 10**MAX_DIGITS:
-            raise refuse(what, f"a number of more than {MAX_DIGITS} digits", "Write it as text.", place=place)
-        case _:
-            return value
 
 
 def read_json(
@@ -161,7 +156,8 @@ def read_json(
             object_pairs_hook=lambda pairs: _unique(pairs, what),
             parse_constant=lambda word: _refuse_constant(word, what),
             parse_float=WrittenFloat,
-            parse_int=_integer,
+            # As in YAML: a number that not every reader keeps exactly stays text.
+            parse_int=lambda digits: digits if len(digits.lstrip("-")) > MAX_DIGITS else int(digits),
         )
     except json.JSONDecodeError as error:
         raise refuse(what, f"not JSON: {error.msg}", "Fix the JSON at this line.", line=error.lineno) from None
@@ -195,8 +191,3 @@ def _unique(pairs: list[tuple[str, Raw]], what: str) -> Raw:
 
 def _refuse_constant(word: str, what: str) -> NoReturn:
     raise refuse(what, f"{word} is not JSON", "Write a finite number, or text.")
-
-
-def _integer(digits: str) -> Raw:
-    # As in YAML: a number that not every reader keeps exactly stays text.
-    return digits if len(digits.lstrip("-")) > MAX_DIGITS else int(digits)

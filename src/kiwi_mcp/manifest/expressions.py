@@ -36,6 +36,12 @@ _ORDER: Mapping[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
     ">=": operator.ge,
 }
+_COMPUTED: Mapping[str, Callable[[float, float], float]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": lambda left, right: left / right if right else 0,
+}
 _COMPARISONS = {"==", "!=", "in", "not in", *_ORDER}
 _MAX_NUMBER = 1e300
 
@@ -129,9 +135,7 @@ def is_ordered(sign: str, left: Json, right: Json) -> bool:
 
 def is_within(value: Json, whole: Json) -> bool:
     """Whether a value is in a list, a key of a mapping, or a part of a text."""
-    if isinstance(whole, str):
-        return isinstance(value, str) and value in whole
-    if isinstance(whole, Mapping):
+    if isinstance(whole, str | Mapping):
         return isinstance(value, str) and value in whole
     return any(is_equal(value, one) for one in as_list(whole))
 
@@ -154,24 +158,11 @@ def _applied(sign: str, values: list[Json]) -> Json:
             return not is_within(left, right)
         case "+", [str() as left, str() as right]:
             return left + right
+        case _, [left, right] if sign in _ORDER:
+            return is_ordered(sign, left, right)
         case _, [left, right]:
-            if sign in _ORDER:
-                return is_ordered(sign, left, right)
-            return _computed(sign, _number(left), _number(right))
+            return _number(_COMPUTED[sign](_number(left), _number(right)))
     return None
-
-
-def _computed(sign: str, left: float, right: float) -> float:
-    match sign:
-        case "+":
-            found = left + right
-        case "-":
-            found = left - right
-        case "*":
-            found = left * right
-        case _:
-            found = left / right if right else 0
-    return found if abs(found) < _MAX_NUMBER else 0
 
 
 def _number(value: Json) -> float:
@@ -184,9 +175,16 @@ class _Parser:
     """One pass over the tokens of an expression."""
 
     def __init__(self, text: str) -> None:
-        self._tokens = list(_tokens(text))
+        self._tokens: list[str] = []
         self._at = 0
         self._depth = 0
+        at, end = 0, len(text.rstrip())
+        while at < end:
+            token = _TOKEN.match(text, at)
+            if token is None:
+                raise ExpressionFault(f"{text[at : at + 20].strip()!r} is not understood")
+            self._tokens.append(token[0].strip())
+            at = token.end()
 
     def whole(self) -> Expression:
         found = self._any()
@@ -195,10 +193,13 @@ class _Parser:
         return found
 
     def _any(self) -> Expression:
+        return self._deeper(lambda: self._joined("or", lambda: self._joined("and", self._negated)))
+
+    def _deeper(self, part: Callable[[], Expression]) -> Expression:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise ExpressionFault(f"it is nested more than {MAX_DEPTH} deep")
-        found = self._joined("or", lambda: self._joined("and", self._negated))
+        found = part()
         self._depth -= 1
         return found
 
@@ -217,16 +218,18 @@ class _Parser:
             found = Applied("not", (found,))
         return found
 
+    def _sum(self) -> Expression:
+        return self._chained(("+", "-"), lambda: self._chained(("*", "/"), self._value))
+
     def _comparison(self) -> Expression:
-        left = self._chained(("+", "-"), lambda: self._chained(("*", "/"), self._value))
-        sign = self._peek()
+        left, sign = self._sum(), self._peek()
         if sign == "not" and self._peek(1) == "in":
             self._at += 1
             sign = "not in"
         if sign not in _COMPARISONS:
             return left
         self._at += 1
-        right = self._chained(("+", "-"), lambda: self._chained(("*", "/"), self._value))
+        right = self._sum()
         if self._peek() in _COMPARISONS:
             raise ExpressionFault("two comparisons stand in a row; join them with `and`")
         return Applied(sign, (left, right))
@@ -254,12 +257,7 @@ class _Parser:
                 items.append(self._any())
             return Applied("list", tuple(items))
         if word == "-":
-            self._depth += 1
-            if self._depth > MAX_DEPTH:
-                raise ExpressionFault(f"it is nested more than {MAX_DEPTH} deep")
-            found = Applied("negative", (self._value(),))
-            self._depth -= 1
-            return found
+            return self._deeper(lambda: Applied("negative", (self._value(),)))
         if word[0] in "\"'":
             return Constant(re.sub(r"\\(.)", r"\1", word[1:-1], flags=re.DOTALL))
         if word[0].isdigit():
@@ -290,15 +288,3 @@ class _Parser:
     def _expect(self, token: str) -> None:
         if not self._takes(token):
             raise ExpressionFault(f"`{token}` is missing" + (f" before {self._peek()!r}" if self._peek() else ""))
-
-
-def _tokens(text: str) -> list[str]:
-    found: list[str] = []
-    at, end = 0, len(text.rstrip())
-    while at < end:
-        token = _TOKEN.match(text, at)
-        if token is None:
-            raise ExpressionFault(f"{text[at : at + 20].strip()!r} is not understood")
-        found.append(token[0].strip())
-        at = token.end()
-    return found

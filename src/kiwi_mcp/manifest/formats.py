@@ -48,12 +48,8 @@ def is_node_requirement(text: str) -> bool:
     """Whether the text is a package of an index as npm writes it: `name`, `@scope/name`, `name@range`."""
     if len(text) > MAX_LENGTH or (found := _NPM.fullmatch(text)) is None:
         return False
-    return found.group(2) is None or is_node_range(found.group(2))
-
-
-def is_node_range(text: str) -> bool:
-    """Whether the text is a range of versions as npm writes it; tags, addresses and paths are not."""
-    return len(text) <= MAX_LENGTH and _NPM_RANGE.fullmatch(text.strip()) is not None
+    # A range of versions may follow; tags, addresses and paths are none.
+    return found.group(2) is None or _NPM_RANGE.fullmatch(found.group(2).strip()) is not None
 
 
 def package_name(requirement: str) -> str:
@@ -140,11 +136,6 @@ def is_range(text: str) -> bool:
     return Range.parse(text) is not None
 
 
-def is_requirement(text: str) -> bool:
-    """Whether the text is a package of an index, for Python or for Node."""
-    return is_python_requirement(text) or is_node_requirement(text)
-
-
 _GEM = lazy_pattern(r"[A-Za-z0-9_][A-Za-z0-9._-]*(?::[0-9][0-9A-Za-z.]*)?", re.ASCII)
 
 
@@ -159,7 +150,7 @@ _REQUIREMENTS: Mapping[Requirement, Callable[[str], bool]] = {
     "pep508": is_python_requirement,
     "npm": is_node_requirement,
     "gem": is_gem_requirement,
-    "": lambda text: is_requirement(text) or is_gem_requirement(text),
+    "": lambda text: is_python_requirement(text) or is_node_requirement(text) or is_gem_requirement(text),
 }
 
 

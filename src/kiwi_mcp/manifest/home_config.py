@@ -52,12 +52,10 @@ def home_config(user: Path) -> HomeConfig:
     stamp, known = owner_stamp(path), _read.get(path)
     if known is None or known[0] != stamp:
         try:
-            found: HomeConfig | InvalidManifest = (
-                _parsed(Path(path), user) if stamp or os.path.lexists(path) else _DEFAULT
-            )
+            known = stamp, _parsed(Path(path), user) if stamp or os.path.lexists(path) else _DEFAULT
         except InvalidManifest as fault:
-            found = fault
-        known = _read[path] = stamp, found
+            known = stamp, fault
+        _read[path] = known
     if isinstance(known[1], InvalidManifest):
         raise known[1].with_traceback(None)
     return known[1]
@@ -121,8 +119,9 @@ def _source_issues(found: Sequence[Json]) -> Iterator[Issue]:
     known = f"Use: {', '.join(_SOURCES)}."
     for place, one in enumerate(found):
         if one not in _SOURCES:
-            near = did_you_mean(as_text(one), _SOURCES)
-            yield Issue(f"tool_sources[{place}]", "is not a source of items", f"{near}{known}")
+            yield Issue(
+                f"tool_sources[{place}]", "is not a source of items", did_you_mean(as_text(one), _SOURCES) + known
+            )
     if _BUILT_IN not in found:
         whole = ", ".join(dict.fromkeys((*DEFAULT_SOURCES, *(as_text(one) for one in found if one in _SOURCES))))
         fix = f"It is the whole list of sources: write `[{whole}]`, without what you want to leave out."

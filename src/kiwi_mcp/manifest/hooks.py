@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, cast, get_args
 
 from msgspec import Struct, field
@@ -20,7 +20,7 @@ from kiwi_mcp.manifest.expressions import (
     is_within,
 )
 from kiwi_mcp.manifest.json_schema import faults, schema_faults
-from kiwi_mcp.manifest.names import did_you_mean
+from kiwi_mcp.manifest.names import use_one_of
 
 HookEvent = Literal[
     "before_step", "after_step", "error", "limit", "thread_started", "thread_continued", "after_complete",
@@ -66,7 +66,7 @@ class Hook(Struct, frozen=True):
 
 def hooks_in(written: Json) -> tuple[Hook, ...]:
     """Return the hooks of a checked directive, in order."""
-    return tuple(_hook(as_object(one)) for one in as_list(written))
+    return tuple(map(_hook, map(as_object, as_list(written))))
 
 
 def hook_faults(written: Json) -> Iterator[Issue]:
@@ -76,9 +76,8 @@ def hook_faults(written: Json) -> Iterator[Issue]:
 
 
 def _hook(one: JsonObject) -> Hook:
-    action, event = one.get("action"), as_text(one.get("event"))
-    called = as_object(action)
-    word = as_text(action)
+    action, event = as_text(one.get("action")), as_text(one.get("event"))
+    called = as_object(one.get("action"))
     return Hook(
         item_id=as_text(one.get("directive")) or as_text(called.get("item_id")),
         item_type=as_text(called.get("item_type")) or "directive",
@@ -86,19 +85,16 @@ def _hook(one: JsonObject) -> Hook:
         when=as_text(one.get("when")),
         condition=as_object(one.get("condition")),
         inputs=as_object(one.get("inputs")) or as_object(called.get("params")),
-        action=next((known for known in ACTIONS if known == word), None),
+        action=action if action in ACTIONS else None,
     )
 
 
 def _faults(one: JsonObject, place: str) -> Iterator[Issue]:
-    for word in one:
-        if word not in _WORDS:
-            fix = f"{did_you_mean(word, _WORDS)}Use one of: {', '.join(_WORDS)}."
-            yield Issue(f"{place}.{word}", "says nothing about a hook", fix)
+    for word in (word for word in one if word not in _WORDS):
+        yield Issue(f"{place}.{word}", "says nothing about a hook", use_one_of(word, _WORDS))
     event = as_text(one.get("event"))
     if event and event not in EVENTS:
-        fix = f"{did_you_mean(event, EVENTS)}Use one of: {', '.join(EVENTS)}."
-        yield Issue(f"{place}.event", f"{event!r:.40} is not an event", fix)
+        yield Issue(f"{place}.event", f"{event!r:.40} is not an event", use_one_of(event, EVENTS))
     if not (event or one.get("when")):
         yield Issue(place, "has neither `when` nor `event`", "Write `when=\"event.name == 'error'\"`, or an `event`.")
     if one.get("when"):
@@ -110,8 +106,7 @@ def _faults(one: JsonObject, place: str) -> Iterator[Issue]:
         yield from _condition_faults(as_object(one["condition"]), f"{place}.condition", 0)
     action, called = one.get("action"), as_object(one.get("action"))
     if isinstance(action, str) and action not in ACTIONS:
-        fix = f"{did_you_mean(action, ACTIONS)}Use one of: {', '.join(ACTIONS)}."
-        yield Issue(f"{place}.action", f"{action!r:.40} is not an action", fix)
+        yield Issue(f"{place}.action", f"{action!r:.40} is not an action", use_one_of(action, ACTIONS))
     if as_text(called.get("primary")) not in {"", "execute"}:
         yield Issue(f"{place}.action.primary", "is not `execute`", "A hook runs an item: write `execute`.")
     if not (one.get("directive") or called.get("item_id") or action in ACTIONS):
@@ -147,28 +142,27 @@ def _holds(condition: JsonObject, context: JsonObject) -> bool:
         case {"not": part}:
             return not _holds(as_object(part), context)
         case {"path": str() as path, "op": str() as op}:
-            return _compares(op, at_path(context, tuple(path.split("."))), condition.get("value"))
+            found, value = at_path(context, tuple(path.split("."))), condition.get("value")
+            if op in _ORDER:
+                return is_ordered(_ORDER[op], found, value)
+            return op in _COMPARED and _COMPARED[op](found, value)
         case _:
             return not condition
 
 
-def _compares(op: str, found: Json, value: Json) -> bool:
-    match op:
-        case "eq":
-            return is_equal(found, value)
-        case "ne":
-            return not is_equal(found, value)
-        case "in":
-            return is_within(found, value)
-        case "contains":
-            return is_within(value, found)
-        case "exists":
-            return (found is not None) != (value is False)
-        case "regex":
-            schema = _schema(value)
-            return isinstance(found, str) and schema is not None and not faults(schema, found[:_MAX_TEXT])
-        case _:
-            return op in _ORDER and is_ordered(_ORDER[op], found, value)
+def _matches(found: Json, pattern: Json) -> bool:
+    schema = _schema(pattern)
+    return isinstance(found, str) and schema is not None and not faults(schema, found[:_MAX_TEXT])
+
+
+_COMPARED: Mapping[str, Callable[[Json, Json], bool]] = {
+    "eq": is_equal,
+    "ne": lambda found, value: not is_equal(found, value),
+    "in": is_within,
+    "contains": lambda found, value: is_within(value, found),
+    "exists": lambda found, value: (found is not None) != (value is False),
+    "regex": _matches,
+}
 
 
 def _schema(pattern: Json) -> JsonObject | None:

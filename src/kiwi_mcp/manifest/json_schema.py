@@ -10,7 +10,7 @@ from typing import TypeAlias
 from jsonschema_rs import Draft202012Validator, RegexOptions, ValidationError, ValidationErrorKind
 
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.json import Json, JsonObject, as_object, compact
+from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, compact
 from kiwi_mcp.manifest.document import join, place_of
 from kiwi_mcp.manifest.names import did_you_mean
 
@@ -91,7 +91,14 @@ def schema_faults(schema: JsonObject, place: str) -> list[Issue]:
             return [Issue(where, f"the schema is nested more than {MAX_SCHEMA_DEPTH} levels deep", "Flatten it.")]
         properties += len(as_object(part.get("properties")))
         patterns += ("pattern" in part) + len(as_object(part.get("patternProperties")))
-        issues += _reference_faults(part, where) + _pattern_faults(part, where)
+        for word in ("$ref", "$dynamicRef"):
+            if word in part and not as_text(target := part[word]).startswith("#"):
+                reason = f"{target!r} is not a reference within the schema"
+                issues.append(Issue(join(where, word), reason, "Refer to `#/$defs/…` only."))
+        for text in map(as_text, (part.get("pattern"), *as_object(part.get("patternProperties")))):
+            if len(text) > MAX_PATTERN:
+                fix = f"Write a pattern of at most {MAX_PATTERN:,}."
+                issues.append(Issue(where, f"a pattern of {len(text):,} characters", fix))
     if properties > MAX_PROPERTIES:
         issues.append(Issue(place, f"declares {properties:,} properties", f"Declare at most {MAX_PROPERTIES:,}."))
     if patterns > MAX_PATTERNS:
@@ -113,42 +120,19 @@ def _compile_faults(schema: JsonObject, place: str) -> list[Issue]:
     return []
 
 
-def _reference_faults(part: JsonObject, where: str) -> list[Issue]:
-    return [
-        Issue(join(where, word), f"{target!r} is not a reference within the schema", "Refer to `#/$defs/…` only.")
-        for word in ("$ref", "$dynamicRef")
-        if word in part and not (isinstance(target := part[word], str) and target.startswith("#"))
-    ]
-
-
-def _pattern_faults(part: JsonObject, where: str) -> list[Issue]:
-    return [
-        Issue(where, f"a pattern of {len(text):,} characters", f"Write a pattern of at most {MAX_PATTERN:,}.")
-        for text in (part.get("pattern"), *as_object(part.get("patternProperties")))
-        if isinstance(text, str) and len(text) > MAX_PATTERN
-    ]
-
-
 def _parts(schema: JsonObject, place: str, depth: int) -> Iterator[tuple[str, JsonObject, int]]:
     # Schemas stand only where the vocabulary puts them; a `default` or an `enum` may hold anything.
     yield place, schema, depth
     if depth > MAX_SCHEMA_DEPTH:
         return
-    for where, inner in _below(schema, place):
+    maps = [(word, as_object(schema.get(word)).items()) for word in _MAPS_OF_SCHEMAS]
+    lists = [(word, enumerate(listed)) for word in _LISTS_OF_SCHEMAS if isinstance(listed := schema.get(word), list)]
+    below: list[tuple[str, Json]] = [(join(join(place, word), key), one) for word, each in maps for key, one in each]
+    below += [(join(join(place, word), index), one) for word, each in lists for index, one in each]
+    below += [(join(place, word), schema.get(word)) for word in _SCHEMAS]
+    for where, inner in below:
         if isinstance(inner, Mapping):
             yield from _parts(inner, where, depth + 1)
-
-
-def _below(schema: JsonObject, place: str) -> Iterator[tuple[str, Json]]:
-    for word in _MAPS_OF_SCHEMAS:
-        for name, inner in as_object(schema.get(word)).items():
-            yield join(join(place, word), name), inner
-    for word in _LISTS_OF_SCHEMAS:
-        listed = schema.get(word)
-        for index, inner in enumerate(listed if isinstance(listed, list) else ()):
-            yield join(join(place, word), index), inner
-    for word in _SCHEMAS:
-        yield join(place, word), schema.get(word)
 
 
 def explain(error: ValidationError, schema: JsonObject, place: str) -> list[Issue]:
@@ -163,7 +147,11 @@ def explain(error: ValidationError, schema: JsonObject, place: str) -> list[Issu
                 elif isinstance(here, list) and isinstance(step, int) and step < len(here):
                     here = here[step]
             known = sorted(as_object(as_object(here).get("properties")))
-            return [_unknown(join(where, name), name, known) for name in names]
+            listed = f"Known here: {', '.join(known[:20])}." if known else "Nothing is declared here."
+            return [
+                Issue(join(where, name), f"unknown key {name!r}", f"{did_you_mean(name, known)}{listed}")
+                for name in names
+            ]
         case Kind.Required(property=name):
             return [Issue(join(where, name), "is required", f"Add `{name}`.")]
         case Kind.PropertyNames(error=inner):
@@ -172,11 +160,6 @@ def explain(error: ValidationError, schema: JsonObject, place: str) -> list[Issu
         case _:
             reason, fix = _reason(error)
             return [Issue(where, reason, fix)]
-
-
-def _unknown(where: str, name: str, known: Sequence[str]) -> Issue:
-    listed = f"Known here: {', '.join(known[:20])}." if known else "Nothing is declared here."
-    return Issue(where, f"unknown key {name!r}", f"{did_you_mean(name, known)}{listed}")
 
 
 def _reason(error: ValidationError) -> tuple[str, str]:  # noqa: PLR0912 - one case for each word of the vocabulary

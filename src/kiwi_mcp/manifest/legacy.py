@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import product
 from pathlib import PurePosixPath
 from typing import Literal
@@ -83,7 +84,9 @@ def manifests(source: str, *, file_name: str, extractors: Sequence[Extractor]) -
     elif not own:
         raise Unreadable
     for extractor in own:
-        yield _extracted(source, path.stem, extractor)
+        data = as_object(read_old_yaml(source)) if extractor.parser == "yaml" else {}
+        names = _literals(source) if extractor.parser == "python_ast" else {}
+        yield {field: _by_rule(rule, source, path.stem, data, names) for field, rule in extractor.rules.items()}
 
 
 def read_old_yaml(text: str) -> Json:
@@ -94,12 +97,6 @@ def read_old_yaml(text: str) -> Json:
     except (Invalid, yaml.YAMLError, ValueError, RecursionError) as fault:
         raise Unreadable from fault
     return loaded
-
-
-def _extracted(source: str, stem: str, extractor: Extractor) -> JsonObject:
-    data = as_object(read_old_yaml(source)) if extractor.parser == "yaml" else {}
-    names = _literals(source) if extractor.parser == "python_ast" else {}
-    return {field: _by_rule(rule, source, stem, data, names) for field, rule in extractor.rules.items()}
 
 
 def _by_rule(rule: JsonObject, source: str, stem: str, data: JsonObject, names: JsonObject) -> Json:
@@ -128,18 +125,10 @@ def _literals(source: str) -> dict[str, Json]:
     for node in _tree(source).body:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if name not in found:
-                found[name] = _literal(value)
-            case _:
-                pass
+                found[name] = None
+                with suppress(ValueError, TypeError, RecursionError, MemoryError, SyntaxError):
+                    found[name] = ast.literal_eval(value)
     return found
-
-
-def _literal(node: ast.expr) -> Json:
-    try:
-        value: Json = ast.literal_eval(node)
-    except (ValueError, TypeError, RecursionError, MemoryError, SyntaxError):
-        return None
-    return value
 
 
 def _description(source: str) -> str | None:
@@ -229,7 +218,13 @@ def xml_of(text: str) -> str | None:
 
 
 def _candidates(signature: Signature, subject: Subject, kind: Kind) -> Candidates:
-    content = _content(subject, kind)
+    content: str | None = subject.body
+    if kind == "directive":
+        content = xml_of(subject.body)
+    elif kind == "knowledge":
+        content = _frontmatter(subject.body)[1]
+    elif subject.body.startswith("#!/"):
+        content = _SHEBANG.sub("", subject.body, count=1)
     if content is None:
         return
     whole = sha256_hex(content.encode("utf-8", "surrogatepass"))
@@ -254,16 +249,6 @@ def _candidates(signature: Signature, subject: Subject, kind: Kind) -> Candidate
         yield from _knowledge(subject, whole)
 
 
-def _content(subject: Subject, kind: Kind) -> str | None:
-    match kind:
-        case "directive":
-            return xml_of(subject.body)
-        case "tool":
-            return _SHEBANG.sub("", subject.body, count=1) if subject.body.startswith("#!/") else subject.body
-        case _:
-            return _frontmatter(subject.body)[1]
-
-
 def _tools(subject: Subject) -> Candidates:
     file: JsonObject = {"path": subject.file_name, "sha256": sha256_hex(subject.body.encode("utf-8", "surrogatepass"))}
     found = manifests(subject.body, file_name=subject.file_name, extractors=subject.extractors)
@@ -280,6 +265,7 @@ def _tools(subject: Subject) -> Candidates:
 def _knowledge(subject: Subject, content_hash: str) -> Candidates:
     front = as_object(read_old_yaml(_frontmatter(subject.body)[0]))
     base: dict[str, Json] = {"version": front.get("version"), "content_hash": content_hash}
+    unsigned = {key: value for key, value in front.items() if key not in {"validated_at", "content_hash", "integrity"}}
     category, entry_type, tags = front.get("category"), front.get("entry_type"), front.get("tags", [])
     for name in subject.names:
         facts = product((category, category or subject.category), (entry_type, entry_type or "learning"))
@@ -289,12 +275,8 @@ def _knowledge(subject: Subject, content_hash: str) -> Candidates:
             yield "B3", _hash(base | {"zettel_id": name, "metadata": metadata})
             named: JsonObject = {"zettel_id": name, "title": front.get("title"), **metadata}
             yield "B1", _hash(base | {"zettel_id": name, "frontmatter": named})
-        for frontmatter in ({}, _without_signature(front)):
+        for frontmatter in ({}, unsigned):
             yield "B1", _hash(base | {"zettel_id": name, "frontmatter": frontmatter})
-
-
-def _without_signature(front: JsonObject) -> JsonObject:
-    return {key: value for key, value in front.items() if key not in {"validated_at", "content_hash", "integrity"}}
 
 
 def _frontmatter(text: str) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from kiwi_mcp.domain.grants import Grant
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, text_of
 from kiwi_mcp.domain.names import Version, is_tool_id
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.document import refuse
@@ -140,7 +140,9 @@ def read_skill(text: str, *, what: str, stem: str) -> tuple[JsonObject, tuple[Is
     first = next((line.strip("# \t") for line in content.splitlines() if line.strip("# \t")), "")
     config: dict[str, Json] = {word: front[word] for word in _WORDS if word in front}
     if _ALLOWED in front:
-        config["allowed_tools"] = [*_allowed(front[_ALLOWED])]
+        allowed = front[_ALLOWED]
+        texts = map(as_text, allowed) if isinstance(allowed, list) else (text_of(allowed),)
+        config["allowed_tools"] = [found for text in texts for found in _TOOL.findall(text)]
     if extra := {word: value for word, value in front.items() if word not in _KNOWN}:
         config["extra"] = extra
     value: JsonObject = {
@@ -165,11 +167,6 @@ def is_known_form(name: str) -> bool:
     return all(is_tool_id(part.replace("*", "x")) for part in name.split("/"))
 
 
-def _allowed(written: Json) -> Sequence[str]:
-    texts = map(as_text, as_list(written)) if isinstance(written, list) else (text_of(written),)
-    return [found for text in texts for found in _TOOL.findall(text)]
-
-
 def _version(front: JsonObject) -> str:
     """Return the version: that of the front matter or of its metadata, where `1.0` means `1.0.0`."""
     written = front.get("version") or as_object(front.get("metadata")).get("version") or _NO_VERSION
@@ -182,10 +179,9 @@ def _version(front: JsonObject) -> str:
 def _issues(front: JsonObject, stem: str) -> Iterator[Issue]:
     name, compatibility = as_text(front.get("name")), as_text(front.get("compatibility"))
     if name and name != stem:
+        reason = f"{name!r:.80} is not the name of its folder, {stem!r}, by which it is found"
         fix = f"Write `name: {stem}`, or rename the folder to {name[:_NAME_LENGTH]!r}."
-        yield Issue(
-            "name", f"{name!r:.80} is not the name of its folder, {stem!r}, by which it is found", fix, "warning"
-        )
+        yield Issue("name", reason, fix, "warning")
     if len(name) > _NAME_LENGTH:
         yield Issue("name", f"is longer than {_NAME_LENGTH} characters", "Choose a shorter one.", "warning")
     if not as_text(front.get("description")).strip():

@@ -54,23 +54,25 @@ _LIST_OF = lazy_pattern(r"(?:list|array|tuple|set)\s*[\[<]\s*(.+?)\s*[\]>]", re.
 
 def to_schema(declared: Json, place: str = "parameters") -> tuple[JsonObject, tuple[Issue, ...]]:
     """Return a list of parameters, a mapping of them or a JSON Schema as one closed schema, with its faults."""
-    issues: list[Issue] = []
     match declared:
         case None:
             return _closed({}), ()
         case Mapping() if _is_schema(declared):
             return _closed(declared), ()
         case Mapping():
-            named = [_with_name(name, spec) for name, spec in declared.items()]
+            named: Sequence[Json] = [
+                {"name": name, **(spec if isinstance(spec, Mapping) else {"type": spec})}
+                for name, spec in declared.items()
+            ]
             places = [join(place, name) for name in declared]
         case str() | bool() | int() | float():
             issue = Issue(place, "is neither a list of parameters nor a JSON Schema", "Write a list of `name`, `type`.")
             return _closed({}), (issue,)
         case _:
-            named = list(declared)
+            named = declared
             places = [join(place, index) for index in range(len(named))]
-    schema = _from_list(named, places, issues)
-    return _closed(schema), tuple(issues)
+    issues: list[Issue] = []
+    return _closed(_from_list(named, places, issues)), tuple(issues)
 
 
 def _is_schema(declared: JsonObject) -> bool:
@@ -78,10 +80,6 @@ def _is_schema(declared: JsonObject) -> bool:
         word in declared and not (word == "properties" and "name" in as_object(declared[word]))
         for word in _ONLY_IN_SCHEMAS
     )
-
-
-def _with_name(name: str, spec: Json) -> Json:
-    return {"name": name, **(spec if isinstance(spec, Mapping) else {"type": spec})}
 
 
 def _closed(schema: JsonObject) -> JsonObject:
@@ -238,18 +236,12 @@ def _filled(schema: Json, value: Json, root: JsonObject, depth: int) -> Json:
         return value
     if isinstance(value, Mapping):
         declared = as_object(schema.get("properties"))
-        defaults = {name: default for name, inner in declared.items() if (default := _default(inner, root)) is not None}
-        whole = {**{name: found[0] for name, found in defaults.items() if name not in value}, **value}
+        targets = {name: _target(as_object(inner), root) for name, inner in declared.items() if name not in value}
+        whole = {**{name: one["default"] for name, one in targets.items() if "default" in one}, **value}
         return {name: _filled(declared.get(name), inner, root, depth + 1) for name, inner in whole.items()}
     if isinstance(value, list) and isinstance(schema.get("items"), Mapping):
         return [_filled(schema["items"], inner, root, depth + 1) for inner in value]
     return value
-
-
-def _default(schema: Json, root: JsonObject) -> tuple[Json] | None:
-    # Wrapped, because null is a default too.
-    inner = _target(as_object(schema), root)
-    return (inner["default"],) if "default" in inner else None
 
 
 def _target(schema: JsonObject, root: JsonObject) -> JsonObject:

@@ -140,13 +140,9 @@ def _kind(reading: _Reading) -> tuple[str, str | None, JsonObject]:
 
 def _needs(reading: _Reading, config: JsonObject) -> tuple[list[Json], tuple[str, ...]]:
     """Return the packages and the permissions an item asks for; both were called `requires` at some time."""
-    packages: list[Json] = []
-    permissions: list[str] = []
-    for item in as_list(reading.written.get("requires")):
-        if isinstance(item, str) and _PERMISSION.fullmatch(item):
-            permissions.append(item)
-        else:
-            packages.append(item)
+    asked = as_list(reading.written.get("requires"))
+    permissions = [item for item in asked if isinstance(item, str) and _PERMISSION.fullmatch(item)]
+    packages = [item for item in asked if item not in permissions]
     for source in (reading.written.get("dependencies"), config.get("dependencies")):
         packages += [_package(item) for item in as_list(source)]
     return packages, tuple(permissions)
@@ -178,7 +174,9 @@ def _config(config: JsonObject, sheet: TypeSpec | None, packages: Sequence[Json]
             packages = [*(_package(item) for item in as_list(listed)), *packages]
     if packages or "requires" in settled:
         settled.pop("requires", None)
-        settled[_packages_word(sheet)] = list({text_of(item): item for item in packages}.values())
+        words = sheet.words if sheet else ("requires",)
+        word = "default_packages" if "requires" not in words and "default_packages" in words else "requires"
+        settled[word] = list({text_of(item): item for item in packages}.values())
     if "endpoint" in settled and "url" not in settled:
         settled["url"] = settled.pop("endpoint")
     if isinstance(auth := settled.get("auth"), Mapping):
@@ -192,11 +190,6 @@ def _with_entrypoint(reading: _Reading, config: JsonObject, sheet: TypeSpec | No
     if not entrypoint or "entrypoint" in config or (sheet is not None and "entrypoint" not in sheet.words):
         return config
     return {**config, "entrypoint": entrypoint}
-
-
-def _packages_word(sheet: TypeSpec | None) -> str:
-    words = sheet.words if sheet else ()
-    return "default_packages" if "requires" not in words and "default_packages" in words else "requires"
 
 
 def _auth(auth: JsonObject) -> JsonObject:
@@ -277,6 +270,5 @@ def _report_unknown(reading: _Reading, sheet: TypeSpec | None) -> None:
         if word in below:
             reading.fault(word, f"`{word}` belongs under `config`", f"Write it as `{join('config', word)}`.")
         else:
-            hint = did_you_mean(word, WORDS | METADATA)
-            fix = hint.strip() or "Remove it."
+            fix = did_you_mean(word, WORDS | METADATA).strip() or "Remove it."
             reading.warn(word, f"unknown key {word!r}; it is kept and has no effect", fix)

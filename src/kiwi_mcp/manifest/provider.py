@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
-from kiwi_mcp.manifest.names import did_you_mean
+from kiwi_mcp.domain.json import JsonObject, as_object, as_text
+from kiwi_mcp.manifest.names import did_you_mean, use_one_of
 
 ANY_MODEL = "*"
 """The key below `models` that describes all models without one of their own."""
@@ -50,14 +50,11 @@ def read_providers(config: JsonObject, name: str) -> Providers:
     by_name = {key: as_object(value) for key, value in listed.items()} if listed else {name: config}
     only = next(iter(by_name)) if len(by_name) == 1 else ""
     written = {**as_object(config.get("model_tiers")), **as_object(config.get("tiers"))}
-    tiers = {tier: _tier(value, only) for tier, value in written.items()}
+    words = {tier: {"model": value} if isinstance(value, str) else as_object(value) for tier, value in written.items()}
+    tiers = {
+        tier: ModelTier(as_text(one.get("provider")) or only, as_text(one.get("model"))) for tier, one in words.items()
+    }
     return Providers(by_name, tiers, as_object(config.get("defaults")))
-
-
-def _tier(value: Json, only: str) -> ModelTier:
-    if isinstance(value, str):
-        return ModelTier(only, value)
-    return ModelTier(as_text(as_object(value).get("provider")) or only, as_text(as_object(value).get("model")))
 
 
 def dialect_of(provider: JsonObject) -> str:
@@ -69,12 +66,10 @@ def dialect_of(provider: JsonObject) -> str:
     return next(shown, "") or _HOSTS.get(parts.hostname or "", "")
 
 
-def provider_issues(config: JsonObject) -> list[Issue]:
-    """Return what is wrong with the providers and tiers of a runtime."""
-    return list(_issues(config)) if has_providers(config) else []
-
-
-def _issues(config: JsonObject) -> Iterator[Issue]:
+def provider_issues(config: JsonObject) -> Iterator[Issue]:
+    """Yield what is wrong with the providers and tiers of a runtime."""
+    if not has_providers(config):
+        return
     listed = "providers" in config
     found = read_providers(config, "")
     for name, provider in found.by_name.items():
@@ -92,11 +87,9 @@ def _issues(config: JsonObject) -> Iterator[Issue]:
 def _tier_issues(place: str, tier: ModelTier, found: Providers, *, listed: bool) -> Iterator[Issue]:
     provider = found.by_name.get(tier.provider)
     if provider is None:
-        reason = (
-            f"names the provider {tier.provider!r:.80}, which is not listed" if tier.provider else "has no provider"
-        )
-        fix = f"{did_you_mean(tier.provider, found.by_name)}Use one of: {', '.join(found.by_name)}."
-        yield Issue(f"{place}.provider" if listed else place, reason, fix)
+        named = f"names the provider {tier.provider!r:.80}, which is not listed"
+        fix = use_one_of(tier.provider, found.by_name)
+        yield Issue(f"{place}.provider" if listed else place, named if tier.provider else "has no provider", fix)
         return
     models = as_object(provider.get("models"))
     if not tier.model:

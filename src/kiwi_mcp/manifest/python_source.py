@@ -35,8 +35,7 @@ _OPEN: JsonObject = {"type": "object", "properties": {}, "additionalProperties":
 
 def parameters_of(tree: ast.Module, text: str) -> JsonObject:
     """Return the schema of the entry function's parameters; it is open for a plain script or one whole value."""
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    entry = next((functions[name] for name in ENTRY_FUNCTIONS if name in functions), None)
+    entry = _entry(tree)
     if entry is None:
         return _OPEN
     arguments = entry.args
@@ -58,6 +57,11 @@ def parameters_of(tree: ast.Module, text: str) -> JsonObject:
     is_open = arguments.kwarg is not None or not named
     schema: JsonObject = {"type": "object", "properties": properties, "additionalProperties": is_open}
     return {**schema, "required": required} if required else schema
+
+
+def _entry(tree: ast.Module) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return next((functions[name] for name in ENTRY_FUNCTIONS if name in functions), None)
 
 
 def _property(annotation: ast.expr | None, default: ast.expr | None) -> JsonObject:
@@ -106,7 +110,8 @@ def _generic(name: str, inner: list[ast.expr], depth: int) -> JsonObject:
         case "Union":
             return _either([_type(part, depth + 1) for part in inner])
         case "Literal":
-            return {"enum": [value for part in inner for value in _literals(part)]}
+            constants = (part.value for part in inner if isinstance(part, ast.Constant))
+            return {"enum": [value for value in constants if isinstance(value, str | int | float | None)]}
         case "Annotated":
             texts = [part.value for part in inner[1:] if isinstance(part, ast.Constant) and isinstance(part.value, str)]
             schema = _type(inner[0], depth + 1)
@@ -115,14 +120,6 @@ def _generic(name: str, inner: list[ast.expr], depth: int) -> JsonObject:
             return {"type": "array", "items": item}
         case _:
             return {"type": _TYPES[name]} if name in _TYPES else {}
-
-
-def _literals(part: ast.expr) -> list[Json]:
-    match part:
-        case ast.Constant(value=None | str() | int() | float() as value):
-            return [value]
-        case _:
-            return []
 
 
 def _either(schemas: list[JsonObject]) -> JsonObject:
@@ -215,10 +212,7 @@ def read_python(text: str, *, what: str) -> PythonSource:
     _read_docstring(tree, source, what)
     source.is_item = "tool_id" in source.value or "tool_type" in source.value
     seen: set[str] = set()
-    for name, value, line in _assignments(tree):
-        word = DUNDERS.get(name) or CONSTANTS.get(name)
-        if word is None:
-            continue
+    for name, word, value, line in _assignments(tree):
         source.is_item = source.is_item or name in DUNDERS
         if name in seen:
             reason = f"`{name}` is assigned twice; the last one counts"
@@ -228,7 +222,9 @@ def read_python(text: str, *, what: str) -> PythonSource:
             source.value[word] = settle(_as_json(ast.literal_eval(value)), DocumentLimits(name, MAX_NODES, MAX_DEPTH))
             source.lines[word] = line
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, InvalidManifest):
-            source.issues.append(_not_literal(name, word, line))
+            reason = f"`{name}` is not a plain literal, and metadata is read without running the file"
+            fix = "Write a literal: text, a number, true or false, a list or a dict of these."
+            source.issues.append(Issue(word, reason, fix, "error" if name in DUNDERS else "warning", line))
     _read_script_block(text, source, what)
     if not DECLARED_IN & source.value.keys():
         source.value["parameters"] = parameters_of(tree, text)
@@ -284,21 +280,19 @@ def shifted(issue: Issue, offset: int) -> Issue:
     return issue if issue.line is None else replace(issue, line=issue.line + offset)
 
 
-def _not_literal(name: str, word: str, line: int) -> Issue:
-    reason = f"`{name}` is not a plain literal, and metadata is read without running the file"
-    fix = "Write a literal: text, a number, true or false, a list or a dict of these."
-    return Issue(word, reason, fix, "error" if name in DUNDERS else "warning", line)
-
-
-def _assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr, int]]:
+def _assignments(tree: ast.Module) -> Iterator[tuple[str, str, ast.expr, int]]:
+    """Yield each name that holds metadata: the name, the key it stands for, its value and its line."""
     for statement in tree.body:
         match statement:
             case ast.Assign(targets=targets, value=value):
-                for target in targets:
-                    if isinstance(target, ast.Name):
-                        yield target.id, value, statement.lineno
+                names = [target.id for target in targets if isinstance(target, ast.Name)]
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-                yield name, value, statement.lineno
+                names = [name]
+            case _:
+                continue
+        for name in names:
+            if word := DUNDERS.get(name) or CONSTANTS.get(name):
+                yield name, word, value, statement.lineno
 
 
 def _as_json(value: object) -> Json:
@@ -307,16 +301,10 @@ def _as_json(value: object) -> Json:
             return value
         case list() | tuple():
             return [_as_json(inner) for inner in value]
-        case dict():
-            return {_key(key): _as_json(inner) for key, inner in value.items()}
+        case dict() if all(isinstance(key, str) for key in value):
+            return {key: _as_json(inner) for key, inner in value.items()}
         case _:
             raise TypeError
-
-
-def _key(key: object) -> str:
-    if not isinstance(key, str):
-        raise TypeError
-    return key
 
 
 def _read_script_block(text: str, source: PythonSource, what: str) -> None:
@@ -389,9 +377,7 @@ def read_script_facts(text: str) -> ScriptFacts | None:
 
 
 def _facts(tree: ast.Module) -> ScriptFacts:
-    nodes = list(ast.walk(tree))
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    entry = next((functions[name] for name in ENTRY_FUNCTIONS if name in functions), None)
+    nodes, entry = list(ast.walk(tree)), _entry(tree)
     inward = [name for node in nodes if _is_relative(node) for name in _imported(node)]
     outward = [name for node in nodes if not _is_relative(node) for name in _imported(node)]
     return ScriptFacts(
@@ -403,7 +389,11 @@ def _facts(tree: ast.Module) -> ScriptFacts:
         ),
         is_relative=bool(inward),
         variables=_variables(nodes),
-        is_module=entry is None and all(_is_inert(node) for node in tree.body),
+        is_module=entry is None
+        and all(
+            isinstance(node, _INERT) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+            for node in tree.body
+        ),
     )
 
 
@@ -422,10 +412,6 @@ def _is_relative(node: ast.AST) -> bool:
     return isinstance(node, ast.ImportFrom) and node.level > 0
 
 
-def _is_inert(node: ast.stmt) -> bool:
-    return isinstance(node, _INERT) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-
-
 def _variables(nodes: Collection[ast.AST]) -> Mapping[str, str | None]:
     found: dict[str, str | None] = {}
     for node in nodes:
@@ -436,30 +422,21 @@ def _variables(nodes: Collection[ast.AST]) -> Mapping[str, str | None]:
                 ctx=ast.Load(),
             ):
                 found[name] = None
-            case ast.Call(func=called, args=[ast.Constant(value=str(name)), *spare]) if _reads_variable(called):
-                found.setdefault(name, _spare(spare))
+            case ast.Call(
+                func=ast.Attribute(attr="getenv")
+                | ast.Name(id="getenv")
+                | ast.Attribute(value=ast.Attribute(attr="environ") | ast.Name(id="environ"), attr="get"),
+                args=[ast.Constant(value=str(name)), *rest],
+            ):
+                # A text that a manifest cannot hold makes it a variable that must be set.
+                match rest:
+                    case [] | [ast.Constant(value=None)]:
+                        found.setdefault(name, "")
+                    case [ast.Constant(value=str(text))] if _PLAIN.fullmatch(text):
+                        found.setdefault(name, text)
+                    case _:
+                        found.setdefault(name, None)
     return {name: spare for name, spare in found.items() if name not in _GIVEN and is_variable(name)}
-
-
-def _reads_variable(called: ast.expr) -> bool:
-    match called:
-        case ast.Attribute(attr="getenv") | ast.Name(id="getenv"):
-            return True
-        case ast.Attribute(value=ast.Attribute(attr="environ") | ast.Name(id="environ"), attr="get"):
-            return True
-        case _:
-            return False
-
-
-def _spare(written: list[ast.expr]) -> str | None:
-    """Return what is used in place of a variable; a text that a manifest cannot hold makes it one that must be set."""
-    match written:
-        case [] | [ast.Constant(value=None)]:
-            return ""
-        case [ast.Constant(value=str(text))] if _PLAIN.fullmatch(text):
-            return text
-        case _:
-            return None
 
 
 def script_faults(
@@ -472,8 +449,13 @@ def script_faults(
         yield Issue("", f"imports {listed} from beside it, and a tool of one file runs alone", fix)
     if facts.is_relative:
         fix = "Write `from name import …` in place of `from .name import …`."
-        yield _warning("", "imports from its own package, which a file that is run does not have", fix)
-    for module, package in undeclared_packages(facts, manifest, beside).items():
+        yield Issue("", "imports from its own package, which a file that is run does not have", fix, "warning")
+    asked = {package_name(text_of(one)) for one in as_list(manifest.config.get("requires"))}
+    known = {*sys.stdlib_module_names, *beside, *(SHARED_CODE for _ in as_list(manifest.config.get("lib_imports")))}
+    foreign = {name: _PACKAGES.get(name, name) for name in facts.packages if name not in known}
+    for module, package in foreign.items():
+        if package_name(package) in asked:
+            continue
         fix = (
             f"If `{module}` was a file beside it, migrate the folder that has it with `rewrite` (`--rewrite`); if it "
             f"is a package you know, add `{package}` to `config.requires` (in Python: `DEPENDENCIES`)."
@@ -482,22 +464,10 @@ def script_faults(
         yield Issue("config.requires", reason, fix, "error" if module in facts.needed else "warning")
     for name in undeclared_variables(facts, manifest):
         fix = f"Add `{name}` to `config.variables`, or migrate with `rewrite` (`--rewrite`), which does."
-        yield _warning("config.variables", f"reads the variable `{name}`, which it does not declare", fix)
-
-
-def undeclared_packages(facts: ScriptFacts, manifest: Manifest, beside: Collection[str]) -> Mapping[str, str]:
-    """Return the modules that a file imports and will not find, each with the package that would bring it."""
-    asked = {package_name(text_of(one)) for one in as_list(manifest.config.get("requires"))}
-    known = {*sys.stdlib_module_names, *beside, *(SHARED_CODE for _ in as_list(manifest.config.get("lib_imports")))}
-    foreign = {name: _PACKAGES.get(name, name) for name in facts.packages if name not in known}
-    return {name: package for name, package in foreign.items() if package_name(package) not in asked}
+        yield Issue("config.variables", f"reads the variable `{name}`, which it does not declare", fix, "warning")
 
 
 def undeclared_variables(facts: ScriptFacts, manifest: Manifest) -> Mapping[str, str | None]:
     """Return the variables that a file reads and its manifest does not declare."""
     declared = {*map(text_of, as_list(manifest.config.get("variables"))), *as_object(manifest.config.get("env"))}
     return {name: spare for name, spare in facts.variables.items() if name not in declared}
-
-
-def _warning(place: str, reason: str, fix: str) -> Issue:
-    return Issue(place, reason, fix, "warning")

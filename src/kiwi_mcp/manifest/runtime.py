@@ -63,30 +63,33 @@ def runtime_config(runtime: Tool) -> RuntimeConfig:
     compiled = split_words(config.get("compile_command"))
     old = as_object(runtime.manifest.env_config.get("env"))
     static = {name: value for name, value in old.items() if isinstance(value, str) and not _VARIABLE.search(value)}
+    command = _command(config, old_command, is_compiled=bool(compiled))
+    check = split_words(config.get("check"))
+    try:
+        manager = packages_of(config, old_environment, runtime.id)
+    except ValidationError as error:
+        fix = "Write it as `kiwi help runtimes` shows."
+        raise refuse(f"{runtime.id!r}", str(error), fix, place="config.packages") from error
+    env = {**static, **declared_env(runtime)}
+    engines = texts(config.get("engines"))
+    if engines and not runtime.origin.is_built_in:  # engines start with the rights of the owner
+        fix = "Let the tool run on `container_runtime`."
+        raise refuse(f"{runtime.id!r}", "only a runtime that ships with Kiwi starts containers", fix, place="engines")
     return RuntimeConfig(
         runtime_id=runtime.id,
-        command=_command(config, old_command, is_compiled=bool(compiled)),
+        command=command,
         compile=compiled,
-        check=split_words(config.get("check")),
+        check=check,
         params_as=as_text(config.get("params_as")) or "flags",
         result_from=as_text(config.get("result_from")) or "stdout",
-        manager=_manager(runtime, old_environment),
+        manager=manager,
         packages=texts(config.get("default_packages")),
-        env={**static, **declared_env(runtime)},
+        env=env,
         timeout=seconds(config.get("timeout"), seconds(config.get("timeout_default"), DEFAULT_TIMEOUT)),
         shell=as_text(config.get("shell")),
         install=as_text(config.get("install")),
-        engines=_engines(runtime),
+        engines=engines,
     )
-
-
-def _engines(runtime: Tool) -> tuple[str, ...]:
-    """Return the container engines of a runtime; they start with the rights of the owner."""
-    engines = texts(runtime.manifest.config.get("engines"))
-    if engines and not runtime.origin.is_built_in:
-        fix = "Let the tool run on `container_runtime`."
-        raise refuse(f"{runtime.id!r}", "only a runtime that ships with Kiwi starts containers", fix, place="engines")
-    return engines
 
 
 def container_config(tool: Tool) -> JsonObject:
@@ -133,39 +136,22 @@ def _command(config: JsonObject, old_command: str, *, is_compiled: bool) -> tupl
     return (program, *texts(config.get("args"))) if program else ()
 
 
-def _manager(runtime: Tool, old_name: str) -> Packages | None:
-    try:
-        return packages_of(runtime.manifest.config, old_name, runtime.id)
-    except ValidationError as error:
-        fix = "Write it as `kiwi help runtimes` shows."
-        raise refuse(f"{runtime.id!r}", str(error), fix, place="config.packages") from error
-
-
 def _old_interpreter(interpreter: JsonObject) -> tuple[str, str]:
-    kind = as_text(interpreter.get("type"))
-    if kind in _OLD_INTERPRETERS:
-        return _OLD_INTERPRETERS[kind]
+    kind, manager = as_text(interpreter.get("type")), as_text(interpreter.get("manager"))
     if kind == "version_manager":
-        manager = as_text(interpreter.get("manager"))
         return as_text(interpreter.get("plugin")) or _MANAGED_COMMANDS.get(manager, ""), ""
-    return as_text(interpreter.get("binary")), ""
+    return _OLD_INTERPRETERS.get(kind, (as_text(interpreter.get("binary")), ""))
 
 
 def declared_env(link: Tool) -> Mapping[str, str]:
     """Return the variables a link sets for its process, as templates; those it only names come as they are."""
     config = link.manifest.config
-    named = {name: f"${{{name}}}" for name in texts(config.get("variables"))}
-    written = {name: text_of(value) for name, value in as_object(config.get("env")).items()}
-    env = {**named, **written}
-    fix = "Give it a name of the tool's own."
-    issues = [
-        Issue(f"config.env.{name}", "loaders, interpreters or Kiwi itself obey this variable", fix)
-        for name in env
-        if not is_variable(name)
-    ]
-    if issues:
+    env = {name: f"${{{name}}}" for name in texts(config.get("variables"))}
+    env |= {name: text_of(value) for name, value in as_object(config.get("env")).items()}
+    reason, fix = "loaders, interpreters or Kiwi itself obey this variable", "Give it a name of the tool's own."
+    if issues := [Issue(f"config.env.{name}", reason, fix) for name in env if not is_variable(name)]:
         raise InvalidManifest(f"{link.id!r}", issues)
-    return {**named, **written}
+    return env
 
 
 SHIPPED = ("python", "node")
@@ -262,11 +248,9 @@ def packages_of(config: JsonObject, old_name: str = "", runtime_id: str = "") ->
     """Return the packages of a runtime from its config; `old_name` is from an older spelling."""
     if written := as_object(config.get("packages")):
         return Packages(runtime_id, convert(written, PackageConfig), is_shipped=False)
-    name = as_text(config.get("environment")) or _old_spelling(config) or old_name
+    name = as_text(config.get("environment"))
+    if not name and (as_object(config.get("venv")).get("enabled") is True or config.get("venv") is True):
+        name = "python"
+    elif not name:
+        name = "node" if config.get("npm_install") is True else old_name
     return shipped_packages(name) if name in SHIPPED else None
-
-
-def _old_spelling(config: JsonObject) -> str:
-    if as_object(config.get("venv")).get("enabled") is True or config.get("venv") is True:
-        return "python"
-    return "node" if config.get("npm_install") is True else ""

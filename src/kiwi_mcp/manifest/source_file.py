@@ -19,7 +19,7 @@ from kiwi_mcp.domain.json import JsonObject, as_object
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest import directive, markdown, python_source
 from kiwi_mcp.manifest.document import Document, read_json, read_toml, refuse
-from kiwi_mcp.manifest.type_specs import TypeSpecs, load_type_specs
+from kiwi_mcp.manifest.type_specs import FileFormat, TypeSpec, TypeSpecs, load_type_specs
 from kiwi_mcp.manifest.yaml import read_yaml, syntax_fault
 
 MAX_LEAD = 64_000
@@ -58,7 +58,7 @@ def read_embedded(suffix: str, text: str, *, what: str, is_legacy_script: bool =
             return None
         value = python_source.legacy_words(source) if is_legacy_script else source.value
         return SourceManifest(value, "embedded", source.lines, tuple(source.issues))
-    for start, block in _leading_comments(text[:MAX_LEAD], comments_of(suffix)):
+    for start, block in _leading_comments(text[:MAX_LEAD], comment_marks().get(suffix, Comments("#"))):
         if _KEY.search(block) is None:
             continue
         try:
@@ -71,16 +71,11 @@ def read_embedded(suffix: str, text: str, *, what: str, is_legacy_script: bool =
 
 
 @cache
-def _languages() -> Mapping[str, Comments]:
+def comment_marks() -> Mapping[str, Comments]:
+    """Return the comment marks of each suffix of files; `#` is meant where it is not listed."""
     path = FOLDER / "languages.yaml"
     text = path.read_text(encoding="utf-8")
-    table = parsed(text) or as_object(read_yaml(text, what=path.name).value)
-    return convert(table, dict[str, Comments])
-
-
-def comments_of(suffix: str) -> Comments:
-    """Return the comment marks of files with a suffix."""
-    return _languages().get(suffix, Comments("#"))
+    return convert(parsed(text) or read_yaml(text, what=path.name).value, dict[str, Comments])
 
 
 def _leading_comments(text: str, marks: Comments) -> Iterator[tuple[int, str]]:
@@ -92,7 +87,9 @@ def _leading_comments(text: str, marks: Comments) -> Iterator[tuple[int, str]]:
         if not line or _SIGNED.search(line):
             at += 1
         elif marks.block is not None and line.startswith(marks.block[0]):
-            end = _end_of_block(lines, at, marks.block)
+            opening, closing = marks.block
+            after = (place for place in range(at + 1, len(lines)) if closing in lines[place])
+            end = at if closing in line.removeprefix(opening) else next(after, len(lines) - 1)
             yield at, _inside(lines[at : end + 1], marks.block)
             at = end + 1
         elif marks.line and line.startswith(marks.line):
@@ -105,28 +102,15 @@ def _leading_comments(text: str, marks: Comments) -> Iterator[tuple[int, str]]:
             return
 
 
-def _end_of_block(lines: list[str], start: int, marks: tuple[str, str]) -> int:
-    for at in range(start, len(lines)):
-        rest = lines[at].strip().removeprefix(marks[0]) if at == start else lines[at]
-        if marks[1] in rest:
-            return at
-    return len(lines) - 1
-
-
 def _inside(lines: list[str], marks: tuple[str, str]) -> str:
-    body = "\n".join(lines).strip()
-    body = (
-        body.removeprefix(marks[0]).rpartition(marks[1])[0]
-        if marks[1] in body[len(marks[0]) :]
-        else body[len(marks[0]) :]
-    )
-    parts = body.split("\n")
+    body = "\n".join(lines).strip().removeprefix(marks[0])
+    parts = (body.rpartition(marks[1])[0] if marks[1] in body else body).split("\n")
     if all(part.lstrip().startswith("*") for part in parts[1:] if part.strip()):
         parts = [part.lstrip().removeprefix("*") for part in parts]
     # The opening mark keeps its line, so that line numbers stay those of the file.
-    return (
-        "\n".join(("", dedent("\n".join(parts[1:])))) if not parts[0].strip("*! ") else dedent("\n".join(parts)).strip()
-    )
+    if parts[0].strip("*! "):
+        return dedent("\n".join(parts)).strip()
+    return "\n" + dedent("\n".join(parts[1:]))
 
 
 _READERS = {".yaml": read_yaml, ".yml": read_yaml, ".json": read_json, ".toml": read_toml}
@@ -153,18 +137,15 @@ def read_manifest(
             raise refuse(path.name, "is not a mapping", "Write `tool_id`, `tool_type` and `version` as keys.", line=1)
         return None
     if suffix == ".md":
-        return _read_markdown(path, text, sheets or load_type_specs())
+        written = (sheets or load_type_specs()).written_as(path, text)
+        return _read_markdown(path, text, *written) if written else None
     found = read_embedded(suffix, text, what=path.name, is_legacy_script=is_legacy_script)
     if found is None or "entrypoint" in found.value or "entrypoint" in as_object(found.value.get("config")):
         return found
     return replace(found, value={**found.value, "entrypoint": path.name})  # the file is its own entrypoint
 
 
-def _read_markdown(path: Path, text: str, sheets: TypeSpecs) -> SourceManifest | None:
-    found = sheets.written_as(path, text)
-    if found is None:
-        return None
-    spec, format_ = found
+def _read_markdown(path: Path, text: str, spec: TypeSpec, format_: FileFormat) -> SourceManifest:
     issues: tuple[Issue, ...] = ()
     if format_.reader == "directive":
         value = directive.read_directive(text, what=path.name)
@@ -173,6 +154,5 @@ def _read_markdown(path: Path, text: str, sheets: TypeSpecs) -> SourceManifest |
         value, issues = markdown.read_skill(text, what=path.name, stem=stem)
     else:
         value = markdown.read_front_matter(text, spec, format_, what=path.name, stem=path.stem)
-    return SourceManifest(
-        {**value, "tool_type": spec.type, "executor": spec.default_executor or None}, "text", issues=issues
-    )
+    value = {**value, "tool_type": spec.type, "executor": spec.default_executor or None}
+    return SourceManifest(value, "text", issues=issues)

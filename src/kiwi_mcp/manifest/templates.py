@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from typing import Final, Literal, TypeAlias
@@ -51,22 +50,15 @@ def pieces(template: str) -> tuple[Piece, ...]:
     end = 0
     for token in _TOKEN.finditer(template):
         found.append(Piece("text", template[end : token.start()]))
-        found.append(_piece(token))
+        if token["name"]:
+            found.append(Piece("name", token["name"]))
+        elif token["variable"]:
+            found.append(Piece("variable", token["variable"]))
+        else:
+            found.append(Piece("text", token["literal"] or "${"))
         end = token.end()
     found.append(Piece("text", template[end:]))
     return tuple(piece for piece in found if piece.text)
-
-
-def _piece(token: re.Match[str]) -> Piece:
-    match token.lastgroup:
-        case "dollar":
-            return Piece("text", "${")
-        case "literal":
-            return Piece("text", token["literal"])
-        case "variable":
-            return Piece("variable", token["variable"])
-        case _:
-            return Piece("name", token["name"])
 
 
 def escape(text: str) -> str:
@@ -117,17 +109,17 @@ def render(template: Json, values: Values) -> Json:
 
 def placeholders(template: Json) -> tuple[str, ...]:
     """Return the names of the values a template uses, in order, each once."""
-    return _named(template, "name", lambda text: text)
+    return _written(template, "name")
 
 
 def variables(template: Json) -> tuple[str, ...]:
     """Return the names of the variables a template uses, in order, each once."""
-    return _named(template, "variable", _variable_name)
+    return tuple(dict.fromkeys(map(_variable_name, _written(template, "variable"))))
 
 
 def defaulted(template: Json) -> tuple[str, ...]:
     """Return the names of the variables that a template can do without: each is written with a default."""
-    written = _named(template, "variable", lambda text: text)
+    written = _written(template, "variable")
     needed = {_variable_name(text) for text in written if ":-" not in text}
     return tuple(name for name in dict.fromkeys(map(_variable_name, written)) if name not in needed)
 
@@ -160,28 +152,19 @@ def _filled(piece: Piece, values: Values) -> Piece:
 def _render(template: Json, values: Values) -> Json | Absent:
     match template:
         case str():
-            match pieces(template):
-                case (Piece(kind="name", text=name),):
-                    value = value_of(name, values)
-                    return value if isinstance(value, Absent) else _escaped(value)
-                case _:
-                    return render_text(template, values)
+            parts = pieces(template)
+            if len(parts) != 1 or parts[0].kind != "name":
+                return render_text(template, values)
+            value = value_of(parts[0].text, values)
+            return value if isinstance(value, Absent) else _escaped(value)
         case Mapping():
-            return _render_object(template, values)
+            pairs = ((key, _render(inner, values)) for key, inner in template.items())
+            return {render_text(key, values): value for key, value in pairs if not isinstance(value, Absent)}
         case Sequence():
             items = (_render(item, values) for item in template)
             return [item for item in items if not isinstance(item, Absent)]
         case _:
             return template
-
-
-def _render_object(template: Mapping[str, Json], values: Values) -> Json:
-    rendered: dict[str, Json] = {}
-    for key, inner in template.items():
-        value = _render(inner, values)
-        if not isinstance(value, Absent):
-            rendered[render_text(key, values)] = value
-    return rendered
 
 
 def _escaped(value: Json) -> Json:
@@ -196,8 +179,8 @@ def _escaped(value: Json) -> Json:
             return value
 
 
-def _named(template: Json, kind: str, name_of: Callable[[str], str]) -> tuple[str, ...]:
-    found = (name_of(piece.text) for text in _strings(template) for piece in pieces(text) if piece.kind == kind)
+def _written(template: Json, kind: str) -> tuple[str, ...]:
+    found = (piece.text for text in _strings(template) for piece in pieces(text) if piece.kind == kind)
     return tuple(dict.fromkeys(found))
 
 
@@ -217,8 +200,6 @@ def _strings(template: Json) -> Iterator[str]:
         case Sequence():
             for inner in template:
                 yield from _strings(inner)
-        case _:
-            return
 
 
 Pieces = tuple[Piece, ...]
@@ -230,7 +211,16 @@ def render_url(template: str, values: Values) -> str:
     Scheme, host, port and the literal parts of the path stay as written. In the query an absent value leaves its
     pair out and a list repeats it. `${NAME}` stays, wherever it stands.
     """
-    origin, path, query, fragment = _components(template)
+    before, fragment = _cut(pieces(template), "#")
+    before, query = _cut(before, "?")
+    origin, path = _origin(before)
+    misplaced = [piece.text for piece in origin if piece.kind == "name"]
+    if misplaced or not origin:
+        reason = "has neither a scheme and host nor a `${NAME}`"
+        if misplaced:
+            reason = f"`{{{misplaced[0]}}}` stands in the scheme, host or port"
+        fix = "Begin the URL with `https://host/` or `${NAME}/`, and use values after it only."
+        raise refuse("The URL template", reason, fix, place="config.url")
     rendered = [*origin, *_joined((_segment(segment, values) for segment in _split(path, "/")), "/")]
     if query is not None and (pairs := _joined(_rendered_query(query, values), "&")):
         rendered += [Piece("text", "?"), *pairs]
@@ -249,20 +239,6 @@ def render_header(template: str, values: Values) -> str | None:
     if any(_is_control(character) and character != "\t" for character in rendered):
         raise _refused("A header's value holds a line break or another control character.")
     return rendered
-
-
-def _components(template: str) -> tuple[Pieces, Pieces, Pieces | None, Pieces | None]:
-    before, fragment = _cut(pieces(template), "#")
-    before, query = _cut(before, "?")
-    origin, path = _origin(before)
-    misplaced = [piece.text for piece in origin if piece.kind == "name"]
-    if misplaced or not origin:
-        reason = "has neither a scheme and host nor a `${NAME}`"
-        if misplaced:
-            reason = f"`{{{misplaced[0]}}}` stands in the scheme, host or port"
-        fix = "Begin the URL with `https://host/` or `${NAME}/`, and use values after it only."
-        raise refuse("The URL template", reason, fix, place="config.url")
-    return origin, path, query, fragment
 
 
 def _origin(parts: Pieces) -> tuple[Pieces, Pieces]:
@@ -289,21 +265,17 @@ def _segment(segment: Pieces, values: Values) -> list[Piece]:
 
 def _rendered_query(query: Pieces, values: Values) -> Iterator[list[Piece]]:
     for pair in _split(query, "&"):
-        key, value = _cut(pair, "=")
-        match key if value is None else value:
-            case (Piece(kind="name", text=name),):
-                yield from _repeated(key if value is not None else None, value_of(name, values), values)
-            case _:
-                yield [_encoded(piece, values) for piece in pair]
-
-
-def _repeated(key: Pieces | None, value: Json | Absent, values: Values) -> Iterator[list[Piece]]:
-    """Yield the pairs of one placeholder: none where it is absent, several for a list."""
-    if isinstance(value, Absent):
-        return
-    for each in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
-        text = Piece("text", _quoted(text_of(each)))
-        yield [text] if key is None else [*(_encoded(piece, values) for piece in key), Piece("text", "="), text]
+        before, after = _cut(pair, "=")
+        key, written = ((), before) if after is None else ((*before, Piece("text", "=")), after)
+        if len(written) != 1 or written[0].kind != "name":
+            yield [_encoded(piece, values) for piece in pair]
+            continue
+        value = value_of(written[0].text, values)
+        # One placeholder makes no pair where its value is absent, and several for a list.
+        given = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+        for each in (one for one in given if not isinstance(one, Absent)):
+            text = Piece("text", _quoted(text_of(each)))
+            yield [*(_encoded(piece, values) for piece in key), text]
 
 
 def _encoded(piece: Piece, values: Values) -> Piece:

@@ -86,25 +86,18 @@ class Trusted(Struct, frozen=True):
         """Return the keys that may sign an item; none where its publisher is not known yet."""
         return self.publishers.get(scope_of(namespace, tool_id), {})
 
-    def is_pinned(self, key: str) -> bool:
-        """Whether a key is any publisher's."""
-        return any(key in keys for keys in self.publishers.values())
-
     def namespaces_of(self, key: str) -> Sequence[str]:
         """Return the namespaces in which a key may have signed."""
         scopes = [scope for scope, keys in self.publishers.items() if key in keys]
         own = self.own[key].namespaces if key in self.own else ()
         return tuple(dict.fromkeys([*own, *(scope.partition("/")[0] for scope in scopes)]))
 
-    def voided(self, key: str) -> TrustedKey | None:
-        """Return a key that vouches for nothing any more, wherever that was said."""
-        return next((one for one in self._all(key) if one.is_void), None)
-
     def valid_until(self, key: str) -> str:
         """Return when a key expires that vouches for something now; empty where it does not."""
-        return min((one.expires for one in self._all(key) if one.expires and not one.is_void), default="")
+        return min((one.expires for one in self.entries(key) if one.expires and not one.is_void), default="")
 
-    def _all(self, key: str) -> Sequence[TrustedKey]:
+    def entries(self, key: str) -> Sequence[TrustedKey]:
+        """Return everything that is said of a key."""
         known = [self.own.get(key), *(keys.get(key) for keys in self.publishers.values())]
         return [one for one in known if one is not None]
 
@@ -142,16 +135,14 @@ def parse_trust(path: Path) -> Trusted:
         value = read_yaml(text, what=FILE_NAME).value
     except (OSError, UnicodeDecodeError) as error:
         raise _refused([Issue("", f"cannot be read: {error}", "Make it a text file that you can read.")]) from error
-    written = as_object(value)
-    issues = [*_faults(value, written)]
-    if issues:
+    if issues := [*_faults(value)]:
         raise _refused(issues)
-    publishers = as_object(written.get("publishers"))
+    own, publishers, versions, accepted = (as_object(as_object(value).get(word)) for word in _WORDS)
     return Trusted(
-        _keys(as_object(written.get("own"))),
+        _keys(own),
         MappingProxyType({scope: _keys(as_object(keys)) for scope, keys in publishers.items()}),
-        _texts(as_object(written.get("versions"))),
-        _texts(as_object(written.get("accepted"))),
+        MappingProxyType({name: as_text(version) for name, version in versions.items()}),
+        MappingProxyType({name: as_text(digest) for name, digest in accepted.items()}),
     )
 
 
@@ -168,12 +159,12 @@ def vouch(
         return "integrity"
     homes = (LOCAL, *trusted.namespaces_of(key)) if namespace == LOCAL else (namespace,)
     home = next((home for home in homes if _is_by(manifest, digest, signature, home)), None)
-    is_own, is_known = key in trusted.own, key in trusted.own or trusted.is_pinned(key)
+    entries = trusted.entries(key)
     if home is None:
-        return "tampered" if is_known or namespace != LOCAL else "unknown_key"
-    if trusted.voided(key):
+        return "tampered" if entries or namespace != LOCAL else "unknown_key"
+    if any(one.is_void for one in entries):
         return "revoked"
-    if is_own:
+    if key in trusted.own:
         return "owner"
     return "verified" if key in trusted.pinned(home, manifest.tool_id) else "unknown_key"
 
@@ -203,20 +194,16 @@ def has_passed(moment: str) -> bool:
 
 
 def _keys(written: JsonObject) -> Mapping[str, TrustedKey]:
-    return MappingProxyType({public: _key(public, as_object(facts)) for public, facts in written.items()})
+    keys: dict[str, TrustedKey] = {}
+    for public, facts in ((public, as_object(facts)) for public, facts in written.items()):
+        words = {word: text_of(value) for word, value in facts.items() if word not in {"namespaces", "fingerprint"}}
+        namespaces = tuple(map(text_of, as_list(facts.get("namespaces"))))
+        keys[public] = TrustedKey(public, namespaces=namespaces, **words)
+    return MappingProxyType(keys)
 
 
-def _key(public: str, facts: JsonObject) -> TrustedKey:
-    words = {word: text_of(value) for word, value in facts.items() if word not in {"namespaces", "fingerprint"}}
-    return TrustedKey(public, namespaces=tuple(map(text_of, as_list(facts.get("namespaces")))), **words)
-
-
-def _texts(written: JsonObject) -> Mapping[str, str]:
-    return MappingProxyType({word: as_text(value) for word, value in written.items()})
-
-
-def _faults(value: Json, written: JsonObject) -> Iterable[Issue]:
-    known = f"Use one of: {', '.join(_WORDS)}."
+def _faults(value: Json) -> Iterable[Issue]:
+    known, written = f"Use one of: {', '.join(_WORDS)}.", as_object(value)
     if value is not None and not isinstance(value, Mapping):
         yield Issue("", "is not a mapping", known)
     for word, section in written.items():
@@ -293,12 +280,11 @@ class TrustFile:
     def note_versions(self, versions: Mapping[str, str]) -> None:
         """Remember the highest version that was seen of signed items."""
 
-        def raise_to(entries: _Section) -> None:
-            entries.update({name: one for name, one in versions.items() if _is_above(one, text_of(entries.get(name)))})
+        def above(known: Mapping[str, Json]) -> Mapping[str, str]:
+            return {name: one for name, one in versions.items() if _is_above(one, text_of(known.get(name, "")))}
 
-        known = self.now().versions
-        if any(_is_above(one, known.get(name, "")) for name, one in versions.items()):
-            self._change("versions", raise_to)
+        if above(self.now().versions):
+            self._change("versions", lambda entries: entries.update(above(entries)))
 
     def accept(self, versions: Mapping[str, str]) -> None:
         """Remember what the owner accepted without a trusted signature: names of versions, each with its digest."""

@@ -174,7 +174,7 @@ def test_a_server_may_have_any_model() -> None:
 
 
 def test_runtimes_of_languages_have_no_providers() -> None:
-    assert provider_issues({"command": "python3"}) == []
+    assert list(provider_issues({"command": "python3"})) == []
 
 
 @pytest.mark.parametrize(
