@@ -149,13 +149,12 @@ VERBS: tuple[VerbFamily, ...] = (
     VerbFamily(
         "mcp",
         "Add MCP servers, see what they offer, accept it, and connect clients to Kiwi.",
-        _actions(
-            {
-                "mcp.servers": "list refresh remove login logout logs restart try accept diff",
-                "mcp.add": "add import allow",
-                "mcp.connect": "connect",
-            }
-        ),
+        {
+            **_actions(
+                {"mcp.servers": "list refresh remove login logout logs restart try", "mcp.add": "add import allow"}
+            ),
+            **_actions({"mcp.servers": "accept diff", "mcp.connect": "connect"}),
+        },
         runs_items=True,
     ),
     VerbFamily(
@@ -167,7 +166,7 @@ VERBS: tuple[VerbFamily, ...] = (
         "memory",
         "The owner's memory: export and import it, and move older files into it. Which items were used "
         "after which searches, so that they are found sooner; list or forget them.",
-        _actions({"recall": "list show forget", "memory": "export import migrate"}),
+        _actions({"memory": "list show forget export import migrate"}),
     ),
     VerbFamily(
         "secrets",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
@@ -230,7 +230,19 @@ def trust_key(request: KeyTrustRequest, context: VerbContext) -> KeyChangeRespon
     scope, trusted = _scope(request.publisher), file.now()
     known = trusted.publishers.get(scope, {})
     if request.rotation:
-        return _handed_over(request.rotation, scope, file, known)
+        statement = Rotation.parse(request.rotation.strip())
+        if statement is None:
+            raise InvalidRequest(
+                "That is no statement of a rotation.", suggestion="Give the line `kiwi-key:rotated:…`."
+            )
+        if not rotated(known, statement.new, [statement]):
+            raise SignatureRefused(
+                f"The statement is not by a key that {scope} is trusted with.",
+                suggestion=f"Ask {scope} for their new key by a way that you trust, then `kiwi key trust {scope} KEY`.",
+            )
+        key = TrustedKey(statement.new, _now(), how="rotation")
+        file.pin(scope, [key])
+        return replace(_changed("trust", "trusted", f"{scope} signs with this key from now on", key), publisher=scope)
     public = request.key or ""
     if not is_key(public):
         public = _published_key(scope, public, context)
@@ -259,20 +271,6 @@ def _published_key(scope: str, word: str, context: VerbContext) -> str:
         suggestion="Ask them for what `kiwi key show` prints, by a way that you trust. At a first install the key "
         "comes along: `kiwi pull NAME --from REMOTE --trust-key FINGERPRINT`.",
     )
-
-
-def _handed_over(text: str, scope: str, file: TrustFile, known: Mapping[str, TrustedKey]) -> KeyChangeResponse:
-    statement = Rotation.parse(text.strip())
-    if statement is None:
-        raise InvalidRequest("That is no statement of a rotation.", suggestion="Give the line `kiwi-key:rotated:…`.")
-    if not rotated(known, statement.new, [statement]):
-        raise SignatureRefused(
-            f"The statement is not by a key that {scope} is trusted with.",
-            suggestion=f"Ask {scope} for their new key by a way that you trust, then `kiwi key trust {scope} KEY`.",
-        )
-    key = TrustedKey(statement.new, _now(), how="rotation")
-    file.pin(scope, [key])
-    return replace(_changed("trust", "trusted", f"{scope} signs with this key from now on", key), publisher=scope)
 
 
 class KeyRevokeRequest(Request, frozen=True, kw_only=True):

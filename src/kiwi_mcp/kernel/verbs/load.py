@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -160,20 +160,15 @@ def _view(response: LoadResponse) -> Iterator[ViewItem]:
         yield Notice("chain: " + " → ".join(response.chain))
     required = as_list(response.parameters.get("required"))
     for name, schema in as_object(response.parameters.get("properties")).items():
-        yield Notice(f"  {name}: {_parameter_text(as_object(schema), is_required=name in required)}")
+        declared = as_object(schema)
+        words = [text_of(declared.get("type", "any")), *(["required"] if name in required else [])]
+        if "default" in declared:
+            words.append(f"default {text_of(declared['default'])}")
+        if "enum" in declared:
+            words.append("one of " + ", ".join(map(text_of, as_list(declared["enum"]))))
+        described = as_text(declared.get("description"))
+        yield Notice(f"  {name}: {', '.join(words)}{f': {described}' if described else ''}")
     yield Data(response.content)
-
-
-def _parameter_text(schema: JsonObject, *, is_required: bool) -> str:
-    words = [text_of(schema.get("type", "any"))]
-    if is_required:
-        words.append("required")
-    if "default" in schema:
-        words.append(f"default {text_of(schema['default'])}")
-    if "enum" in schema:
-        words.append("one of " + ", ".join(map(text_of, as_list(schema["enum"]))))
-    described = as_text(schema.get("description"))
-    return ", ".join(words) + (f": {described}" if described else "")
 
 
 @verb(
@@ -216,10 +211,6 @@ def _page(request: LoadRequest, catalog: Catalog, context: VerbContext) -> JsonO
     services, caller, user = context.services, context.caller, catalog.space.user
     home = outputs_home(catalog.space.project_ai, user)
 
-    def check(run_id: str) -> None:
-        if caller.name:
-            services.runs(caller).get(run_id)
-
     read = partial(
         read_page,
         handle=request.item_id,
@@ -227,7 +218,7 @@ def _page(request: LoadRequest, catalog: Catalog, context: VerbContext) -> JsonO
         length=request.length,
         grep=request.grep or "",
         stored=lambda run_id: services.runs(caller).result(run_id),
-        check=check,
+        check=lambda run_id: services.runs(caller).get(run_id) if caller.name else None,
     )
     try:
         return read(home)
@@ -244,6 +235,13 @@ def definition(
     manifest = tool.manifest
     # An item of a server has no text besides this answer, and no location that means anything to a reader.
     is_offered = bool(tool.origin.server) and file is None
+    links = _links(tool, catalog)
+    try:
+        chain: JsonObject = {"chain": list(catalog.resolve(tool.identity, item_type=tool.item_type).names)}
+    except KiwiError as error:
+        chain = {"chain": None, "problem": error.message}
+    # An item that the owner does not let run can be read, and spoken of.
+    denial = ItemVisibility(catalog, rights).refusal(tool.identity)
     return {
         "name": tool.id,
         "path": "" if is_offered else str(tool.origin.path),
@@ -265,9 +263,9 @@ def definition(
         **({"trust": tool.trust} if tool.trust else {}),
         **({"signer": tool.signer} if tool.signer else {}),
         "files": [{"path": one.path, "size": one.size} for one in tool.files],
-        **_links(tool, catalog),
-        **_chain(tool, catalog),
-        **_denial(tool, catalog, rights),
+        **links,
+        **chain,
+        **({"permitted": False, "not_permitted": denial} if denial else {}),
     }
 
 
@@ -293,19 +291,6 @@ def _links(tool: Tool, catalog: Catalog) -> JsonObject:
     broken: list[Json] = [name for name in named if name not in found]
     parts: dict[str, Json] = {"links": found, "broken_links": broken, "backlinks": back}
     return {word: value for word, value in parts.items() if value}
-
-
-def _chain(tool: Tool, catalog: Catalog) -> JsonObject:
-    try:
-        return {"chain": list(catalog.resolve(tool.identity, item_type=tool.item_type).names)}
-    except KiwiError as error:
-        return {"chain": None, "problem": error.message}
-
-
-def _denial(tool: Tool, catalog: Catalog, rights: Callable[[], Rights] | None) -> JsonObject:
-    """Return that the owner does not let an item run, where that is so: it can be read, and spoken of."""
-    reason = ItemVisibility(catalog, rights).refusal(tool.identity)
-    return {"permitted": False, "not_permitted": reason} if reason else {}
 
 
 def _text(tool: Tool, name: str | None) -> str:
@@ -398,7 +383,10 @@ def _copy(tool: Tool, base: Path) -> Path:
     files = {file.path: load_bytes(tool, file) for file in tool.files}
     executables = frozenset(file.path for file in tool.files if file.is_executable)
     own = {path: data for path, data in files.items() if path not in shared}
-    beside = _beside(tool)
+    beside: dict[str, bytes] = {}
+    signature = tool.origin.path.with_name(sidecar(tool.origin.path.name))  # says who signed an item
+    if tool.signature and has_sidecar(signature_form(tool.origin.path)) and signature.is_file():
+        beside[signature.name] = read_file(signature, limit=MAX_SIDECAR).data
     if tool.origin.is_folder:
         own |= beside
     path = write(
@@ -414,11 +402,3 @@ def _copy(tool: Tool, base: Path) -> Path:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(files[name])
     return path
-
-
-def _beside(tool: Tool) -> Mapping[str, bytes]:
-    """Return the file that tells who signed an item, where there is one."""
-    path = tool.origin.path.with_name(sidecar(tool.origin.path.name))
-    if not (tool.signature and has_sidecar(signature_form(tool.origin.path)) and path.is_file()):
-        return {}
-    return {path.name: read_file(path, limit=MAX_SIDECAR).data}

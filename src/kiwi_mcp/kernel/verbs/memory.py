@@ -1,29 +1,52 @@
-"""memory: what the memory tools do; export and import of the whole memory."""
+"""memory: what the memory tools do; export, import and migrate; recall: which items were used after which searches."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from stat import S_ISREG
 from typing import Annotated
 
-from msgspec import field, to_builtins
+from msgspec import UNSET, Meta, UnsetType, field, to_builtins
 
-from kiwi_mcp.domain.errors import Conflict, InvalidRequest, KiwiError, NotFound, PathInvalid, TooLarge, Unavailable
+from kiwi_mcp.domain.errors import (
+    Conflict,
+    InvalidRequest,
+    KiwiError,
+    NotFound,
+    PathInvalid,
+    PolicyDenied,
+    TooLarge,
+    Unavailable,
+)
 from kiwi_mcp.domain.items import FOLDER_FILES, Source
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.kernel.approval_question import visible
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.memory_history import GitHistory
 from kiwi_mcp.kernel.memory_move import MemoryMove
-from kiwi_mcp.kernel.verb import ANYONE, OWNER, AnyJson, Argument, LongText, Option, Request, Response, verb
-from kiwi_mcp.kernel.view import Data, Hint, Notice, ViewItem, warning_rows
+from kiwi_mcp.kernel.verb import (
+    ANYONE,
+    OWNER,
+    AnyJson,
+    Argument,
+    LongText,
+    NameText,
+    Option,
+    Request,
+    Response,
+    filled,
+    verb,
+)
+from kiwi_mcp.kernel.view import Data, Hint, Notice, TableRow, ViewItem, warning_rows
 from kiwi_mcp.manifest.home_config import memory_folder
 from kiwi_mcp.memory.files import Memory, list_files, read_text, search_files
+from kiwi_mcp.store.search_index.recall import RecallEntry
 
 _CHANGES = 20
 _MOST_BYTES = 64_000_000
@@ -289,3 +312,115 @@ async def migrate_memory(request: MemoryMigrateRequest, context: VerbContext) ->
         if count and not request.undo
         else "Nothing more to do.",
     )
+
+
+_recall = partial(verb, group="recall", access=ANYONE)
+Latest = Annotated[int, Meta(ge=1, le=2_000), Option("At most this many, the latest first.")]
+
+
+class RecallListRequest(Request, frozen=True, kw_only=True):
+    """Which searches to list."""
+
+    item: NameText | None = None
+    limit: Latest = 50
+
+
+class RememberedSearch(Response, frozen=True, kw_only=True):
+    """One search, and the item that was used after it."""
+
+    request: str
+    item: str
+    used: str
+    at: str
+    project: str | UnsetType = UNSET
+
+
+class RecallListResponse(Response, frozen=True, kw_only=True):
+    """Remembered searches, the latest first."""
+
+    action: str = "list"
+    is_on: bool
+    total: int
+    remembered: list[RememberedSearch]
+
+
+def _recall_view(response: RecallListResponse) -> Iterator[ViewItem]:
+    yield from (TableRow(f"{one.item}  {one.used}  {one.at[:10]}  {one.request}") for one in response.remembered)
+    if not response.is_on:
+        yield Notice("`remember: false` in registry.yaml: searches are not remembered, and do not use these.")
+    if response.remembered:
+        yield Notice(f"{response.total} in all. hint: `kiwi recall forget` forgets them.")
+    else:
+        yield Notice("No search is remembered yet: use an item that a search finds, and the search is remembered.")
+
+
+@_recall("list", wire=("memory", "list"), records=False, aliases=("recall",), shows=_recall_view)
+async def list_recall(request: RecallListRequest, context: VerbContext) -> RecallListResponse:
+    """Show past searches and the items used after them: similar searches find these items sooner."""
+    entries = await _entries(request.item, context)
+    return RecallListResponse(
+        is_on=context.services.recall_log.is_enabled,
+        total=len(entries),
+        remembered=[_remembered(entry) for entry in entries[: request.limit]],
+    )
+
+
+class RecallShowRequest(Request, frozen=True, kw_only=True):
+    """Which item."""
+
+    item: Annotated[NameText, Argument("An item, by its name or its full name.", "ITEM")]
+    limit: Latest = 50
+
+
+@_recall("show", wire=("memory", "show"), records=False, shows=_recall_view)
+async def show_recall(request: RecallShowRequest, context: VerbContext) -> RecallListResponse:
+    """Show the searches after which one item was used."""
+    return await list_recall(RecallListRequest(item=request.item, limit=request.limit), context)
+
+
+class RecallForgetRequest(Request, frozen=True, kw_only=True):
+    """What to forget."""
+
+    item: Annotated[NameText | None, Argument("Only searches after which this item was used.", "ITEM")] = None
+
+
+class RecallForgetResponse(Response, frozen=True, kw_only=True):
+    """How many searches were forgotten."""
+
+    action: str = "forget"
+    status: str = "forgotten"
+    forgotten: int
+    message: str
+
+
+@_recall("forget", wire=("memory", "forget"))
+async def forget_recall(request: RecallForgetRequest, context: VerbContext) -> RecallForgetResponse:
+    """Forget all past searches, or those of one item."""
+    entries = await _entries(request.item, context)
+    items = None if request.item is None else sorted({entry.item for entry in entries})
+    count = await asyncio.to_thread(context.services.recall_log.forget, context.caller.name, items)
+    message = f"{count} remembered request{'' if count == 1 else 's'} forgotten"
+    return RecallForgetResponse(forgotten=count, message=message)
+
+
+async def _entries(item: str | None, context: VerbContext) -> Sequence[RecallEntry]:
+    """Return what is remembered of the caller; what is remembered of the owner, only the owner in person sees."""
+    if not context.caller.name and not context.is_owner:
+        raise PolicyDenied(
+            "Only the owner may see or forget the owner's searches.", suggestion="Ask the owner to type `kiwi recall`."
+        )
+    entries = await asyncio.to_thread(context.services.recall_log.entries, context.caller.name)
+    if item is None:
+        return entries
+    wanted = item.partition("@")[0]
+    found = [entry for entry in entries if entry.item == wanted or entry.item.endswith(f"/{wanted}")]
+    if not found:
+        raise InvalidRequest(
+            f"No remembered search led to `{item}`.", suggestion="`kiwi recall` lists the remembered searches."
+        )
+    return found
+
+
+def _remembered(entry: RecallEntry) -> RememberedSearch:
+    at = datetime.fromtimestamp(entry.at / 1_000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return filled(RememberedSearch, entry, used="run" if entry.is_run else "load", at=at)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -63,7 +62,12 @@ class PreferListResponse(Response, frozen=True, kw_only=True):
 
 
 def _list_view(response: PreferListResponse) -> Iterator[ViewItem]:
-    rows = [*_table(response)]
+    rows = [("tool", name, response.meta_tool_tokens[name], "Kiwi's own") for name in response.meta_tools]
+    for kind, lines in (("tool", response.tools), ("prompt", response.prompts), ("resource", response.resources)):
+        for line in lines:
+            item = (line.identity or "").partition("@")[0]
+            if item or "{" in line.name:  # the pages of help are one row together, that of their addresses
+                rows.append((kind, line.name, line.tokens, "  ".join(filter(None, (item, line.description)))))
     width = max(len(name) for _, name, _, _ in rows)
     for kind, name, cost, about in rows:
         yield TableRow(f"{kind:<9} {name.ljust(width)}  {cost:>6}  {about}".rstrip())
@@ -73,27 +77,12 @@ def _list_view(response: PreferListResponse) -> Iterator[ViewItem]:
     yield Hint("`kiwi prefer add NAME` and `kiwi prefer remove NAME` change this.")
 
 
-def _table(response: PreferListResponse) -> Iterator[tuple[str, str, int, str]]:
-    for name in response.meta_tools:
-        yield "tool", name, response.meta_tool_tokens[name], "Kiwi's own"
-    listed = {"tool": response.tools, "prompt": response.prompts, "resource": response.resources}
-    for kind, lines in listed.items():
-        for line in lines:
-            item = (line.identity or "").partition("@")[0]
-            if item or "{" in line.name:  # the pages of help are one row together, that of their addresses
-                yield kind, line.name, line.tokens, "  ".join(filter(None, (item, line.description)))
-
-
 @verb("list", group="prefer", access=ANYONE, records=False, aliases=("prefer",), shows=_list_view)
-async def list_preferred(request: ProjectRequest, context: VerbContext) -> PreferListResponse:
+def list_preferred(request: ProjectRequest, context: VerbContext) -> PreferListResponse:
     """Show the tools, prompts and resources that every client sees, and the cost of the tools."""
-    offers = await context.services.offers(request.project_path)
-    return await asyncio.to_thread(_listed, offers, context.services.user)
-
-
-def _listed(offers: Offers, user: Path) -> PreferListResponse:
+    offers = context.services.catalogs.offering(request.project_path).now()
     return PreferListResponse(
-        path=str(preferences_file(user)),
+        path=str(preferences_file(context.services.user)),
         meta_tools=list(offers.meta_tools),
         meta_tool_tokens={name: own_cost(name).tokens for name in offers.meta_tools},
         tools=[_line(offer) for offer in offers.tools],
@@ -192,16 +181,35 @@ def _change_view(response: PreferChangeResponse) -> Iterator[ViewItem]:
 
 
 @verb("add", group="prefer", access=OWNER, shows=_change_view)
-async def add_preferred(request: PreferAddRequest, context: VerbContext) -> PreferChangeResponse:
+def add_preferred(request: PreferAddRequest, context: VerbContext) -> PreferChangeResponse:
     """Show something to every client without a search."""
-    user, name = context.services.user, _checked(request.name)
-
-    def change(section: Section, before: Offers) -> None:
-        _put(user, section, name, request.called, before)
-
-    before, after = await asyncio.to_thread(_change, change, request.kind, request.project_path, context)
-    sent = _sent_names(name, _SECTIONS[request.kind], after)
-    return _changed("add", "preferred", _added(name, request, sent), user, before, after)
+    word, called, section = _checked(request.name), request.called, _SECTIONS[request.kind]
+    user, offering = context.services.user, context.services.catalogs.offering(request.project_path)
+    before = offering.now()
+    value: Json = {"as": called} if called else True
+    if issues := [*wish_issues(section, word, value)]:
+        response = "; ".join(f"{issue.place} {issue.reason}" for issue in issues)
+        raise InvalidRequest(f"{response}.", suggestion=issues[0].fix, issues=[issue.to_json() for issue in issues])
+    holder = next((offer for offer in _of_section(before, section) if offer.name == called), None)
+    is_own = section == "always_send" and called in before.meta_tools
+    if is_own or (holder is not None and not _is_called(word, holder)):
+        holder_name = holder.identity.partition("@")[0] if holder else "Kiwi's own tool"
+        message = f"The name `{called}` is taken, by {holder_name}."
+        raise InvalidRequest(message, suggestion="Choose another name for `as`; nothing was changed.")
+    _rewrite(user, section, lambda entries: entries.update({word: value}))
+    after = offering.now()
+    sent = _sent_names(word, section, after)
+    if is_pattern(word):
+        message = f"What fits `{word}` is sent from now on"
+    elif not sent:
+        message = f"`{word}` is noted; it is sent once there is such a {request.kind} that can be used"
+    elif called and called not in sent:
+        message = (
+            f"`{word}` is noted, and sent as `{sent[0]}` all the same: a fuller entry of yours decides on its name"
+        )
+    else:
+        message = f"`{word}` is sent from now on" + (f", as `{called}`" if called else "")
+    return _changed("add", "preferred", message, user, before, after)
 
 
 class PreferRemoveRequest(ProjectRequest, frozen=True, kw_only=True):
@@ -212,16 +220,20 @@ class PreferRemoveRequest(ProjectRequest, frozen=True, kw_only=True):
 
 
 @verb("remove", group="prefer", access=OWNER, shows=_change_view)
-async def remove_preferred(request: PreferRemoveRequest, context: VerbContext) -> PreferChangeResponse:
+def remove_preferred(request: PreferRemoveRequest, context: VerbContext) -> PreferChangeResponse:
     """Show something only to clients that search for it."""
-    user, name = context.services.user, _checked(request.name)
-
-    def change(section: Section, before: Offers) -> None:
-        _take_out(user, section, name, before)
-
-    before, after = await asyncio.to_thread(_change, change, request.kind, request.project_path, context)
-    sent = _sent_names(name, _SECTIONS[request.kind], after)
-    return _changed("remove", "removed", _removed(name, sent), user, before, after)
+    word, section = _checked(request.name), _SECTIONS[request.kind]
+    user, offering = context.services.user, context.services.catalogs.offering(request.project_path)
+    before = offering.now()
+    _take_out(user, section, word, before)
+    after = offering.now()
+    if is_pattern(word):
+        message = f"The entry `{word}` is gone"
+    elif sent := _sent_names(word, section, after):
+        message = f"The entry `{word}` is gone; another one, or the default, sends `{sent[0]}` all the same"
+    else:
+        message = f"`{word}` is no longer sent; it is found by searching"
+    return _changed("remove", "removed", message, user, before, after)
 
 
 def _checked(name: str) -> str:
@@ -229,16 +241,6 @@ def _checked(name: str) -> str:
     if not (checked := name.strip()):
         raise InvalidRequest("The request names nothing.", suggestion="Send `name`: an item, or a pattern.")
     return checked
-
-
-def _change(
-    change: Callable[[Section, Offers], None], kind: str, project_path: str | None, context: VerbContext
-) -> tuple[Offers, Offers]:
-    """Make a change, and return what clients saw before and see now."""
-    offering = context.services.catalogs.offering(project_path)
-    before = offering.now()
-    change(_SECTIONS[kind], before)
-    return before, offering.now()
 
 
 def _changed(action: str, status: str, message: str, user: Path, before: Offers, after: Offers) -> PreferChangeResponse:
@@ -253,39 +255,15 @@ def _changed(action: str, status: str, message: str, user: Path, before: Offers,
     )
 
 
-def _put(user: Path, section: Section, word: str, called: str | None, offers: Offers) -> None:
-    """Write that something is sent, under a name that is free."""
-    value: Json = {"as": called} if called else True
-    if issues := [*wish_issues(section, word, value)]:
-        response = "; ".join(f"{issue.place} {issue.reason}" for issue in issues)
-        raise InvalidRequest(f"{response}.", suggestion=issues[0].fix, issues=[issue.to_json() for issue in issues])
-    holder = next((offer for offer in _of_section(offers, section) if offer.name == called), None)
-    is_own = section == "always_send" and called in offers.meta_tools
-    if is_own or (holder is not None and not _is_called(word, holder)):
-        holder_name = holder.identity.partition("@")[0] if holder else "Kiwi's own tool"
-        message = f"The name `{called}` is taken, by {holder_name}."
-        raise InvalidRequest(message, suggestion="Choose another name for `as`; nothing was changed.")
-    _rewrite(user, section, lambda entries: entries.update({word: value}))
-
-
-def _added(word: str, request: PreferAddRequest, sent: Sequence[str]) -> str:
-    """Say what came of a wish."""
-    called = request.called
-    if is_pattern(word):
-        return f"What fits `{word}` is sent from now on"
-    if not sent:
-        return f"`{word}` is noted; it is sent once there is such a {request.kind} that can be used"
-    if called and called not in sent:
-        return f"`{word}` is noted, and sent as `{sent[0]}` all the same: a fuller entry of yours decides on its name"
-    return f"`{word}` is sent from now on" + (f", as `{called}`" if called else "")
-
-
 def _take_out(user: Path, section: Section, word: str, offers: Offers) -> None:
     """Take out the entry of that name, or those of the item; what a pattern or the default sends is switched off."""
     if section == "always_send" and word == _ALWAYS:
         message = f"`{_ALWAYS}` is always sent: without it a model could find nothing that is not sent to it."
         raise InvalidRequest(message, suggestion="Leave it; it costs little.")
-    names = _names_meant(word, _of_section(offers, section))
+    # A word means an item by its own names, of which the fullest comes first, or as clients call it.
+    listed = _of_section(offers, section)
+    meant = next((offer for offer in listed if word == offer.name or word in _own_names(offer)), None)
+    names = (meant and _own_names(meant)) or [word]
     wishes = owner_preferences(user).sections[section]
     written = [*wishes.owner.names.values(), *wishes.owner.patterns]
     exact = [wish for wish in written if wish.word == word]
@@ -308,15 +286,6 @@ def _take_out(user: Path, section: Section, word: str, offers: Offers) -> None:
     _rewrite(user, section, change)
 
 
-def _removed(word: str, sent: Sequence[str]) -> str:
-    """Say what came of a wish that was taken back."""
-    if is_pattern(word):
-        return f"The entry `{word}` is gone"
-    if sent:
-        return f"The entry `{word}` is gone; another one, or the default, sends `{sent[0]}` all the same"
-    return f"`{word}` is no longer sent; it is found by searching"
-
-
 def _sent_names(word: str, section: Section, offers: Offers) -> Sequence[str]:
     """Return the names under which clients see what a word names."""
     if section == "always_send" and word in offers.meta_tools:
@@ -337,14 +306,6 @@ def _own_names(offer: Offer) -> Sequence[str]:
 def _rewrite(user: Path, section: Section, change: Callable[[dict[str, Json]], object]) -> None:
     memory_folder(user)  # a folder on a missing disk is not created again
     rewrite(preferences_file(user), section, change, check=lambda: check_preferences(user))
-
-
-def _names_meant(word: str, offers: Iterable[Offer]) -> Sequence[str]:
-    """Return all names of the item that a word means, the fullest first: by its own names, or as clients call it."""
-    for offer in offers:
-        if word == offer.name or word in _own_names(offer):
-            return _own_names(offer) or [word]
-    return [word]
 
 
 def _of_section(offers: Offers, section: Section) -> Iterable[Offer]:

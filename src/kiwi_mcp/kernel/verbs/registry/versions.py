@@ -168,13 +168,9 @@ def _list_view(response: RegistryListResponse) -> Iterator[ViewItem]:
 
 
 @_lookup("list", wire=("execute", "list"), needs_rules=True, shows=_list_view)
-async def list_items(request: RegistryListRequest, context: VerbContext) -> RegistryListResponse:
+def list_items(request: RegistryListRequest, context: VerbContext) -> RegistryListResponse:
     """List the items in the registry."""
     catalog = context.services.catalogs.at(request.project_path)
-    return await asyncio.to_thread(_listed, request, catalog, context)
-
-
-def _listed(request: RegistryListRequest, catalog: Catalog, context: VerbContext) -> RegistryListResponse:
     registry, limit = context.registry(), request.limit
     # As many more as ship with Kiwi, so that none of those takes the place of a user's own item.
     spare = len(registry.find(namespace=BUILTIN_NAMESPACE, tool_type=request.tool_type))
@@ -327,31 +323,27 @@ def _diff_view(response: RegistryDiffResponse) -> Iterator[ViewItem]:
 
 
 @_lookup("diff", wire=("execute", "diff"), aliases=("diff",), shows=_diff_view)
-async def diff(request: RegistryDiffRequest, context: VerbContext) -> RegistryDiffResponse:
+def diff(request: RegistryDiffRequest, context: VerbContext) -> RegistryDiffResponse:
     """Show what changed between two versions, or between the latest one and the one in your folders."""
     catalog = context.services.catalogs.for_item(request.item_id, request.project_path)
     registry = context.registry()
-
-    def work() -> RegistryDiffResponse:
-        ref = replace(Ref.parse(request.item_id), item_type=request.item_type)
-        with suggesting_names(request.item_id, catalog, registry):
-            first, second = _sides(ref, request, catalog, registry)
-        changes = list(_changes(first, second))
-        # The changes, without the text of those for which there is no room.
-        room, shown = _MAX_DIFF, list[dict[str, Json]]()
-        for change in changes:
-            size = len(str(change.get("diff", "")))
-            shown.append(change if size <= room else {**change, "diff": "", "truncated": True})
-            room -= min(size, room)
-        return RegistryDiffResponse(
-            tool_id=ref.name,
-            first=ComparedVersion(first.title, first.digest),
-            second=ComparedVersion(second.title, second.digest),
-            status="different" if changes else "same",
-            changes=shown,
-        )
-
-    return await asyncio.to_thread(work)
+    ref = replace(Ref.parse(request.item_id), item_type=request.item_type)
+    with suggesting_names(request.item_id, catalog, registry):
+        first, second = _sides(ref, request, catalog, registry)
+    changes = list(_changes(first, second))
+    # The changes, without the text of those for which there is no room.
+    room, shown = _MAX_DIFF, list[dict[str, Json]]()
+    for change in changes:
+        size = len(str(change.get("diff", "")))
+        shown.append(change if size <= room else {**change, "diff": "", "truncated": True})
+        room -= min(size, room)
+    return RegistryDiffResponse(
+        tool_id=ref.name,
+        first=ComparedVersion(first.title, first.digest),
+        second=ComparedVersion(second.title, second.digest),
+        status="different" if changes else "same",
+        changes=shown,
+    )
 
 
 def _sides(ref: Ref, request: RegistryDiffRequest, catalog: Catalog, registry: Registry) -> tuple[_Side, _Side]:
