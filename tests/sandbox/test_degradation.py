@@ -15,12 +15,11 @@ from platform import machine
 from struct import pack
 
 import pytest
-from msgspec import Struct
 from msgspec.structs import replace
 from tests.sandbox.conftest import Cell, Warden, run_confined
 
 from kiwi_mcp.domain.errors import KiwiError, Unavailable
-from kiwi_mcp.domain.isolation import Level, SandboxProfile
+from kiwi_mcp.domain.isolation import Level, ProcessExit, SandboxProfile
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.sandbox.backend import Backend, BackendReport, Launch, SelfTest, choose, examine, forget
 from kiwi_mcp.sandbox.bubblewrap import Bubblewrap, backends
@@ -160,15 +159,6 @@ async def test_a_cpu_limit_counts_only_if_the_kernel_throttled_the_self_test(
     assert {"mem_limit", "syscall_filter"} <= backend_report.properties
 
 
-class Printed(Struct, frozen=True):
-    """A process that printed something and ended well."""
-
-    stdout: bytes
-    stderr: bytes = b""
-    exit_code: int | None = 0
-    stopped: str = ""
-
-
 class Scripted:
     """A backend with a self-test that prints its input and is throttled a given number of times."""
 
@@ -193,9 +183,9 @@ class Scripted:
     def wrap(self, spec: ProcessSpec, profile: SandboxProfile) -> Iterator[Launch]:
         yield Launch(spec, throttle_count=lambda: self._count)
 
-    async def run(self, confined: Launch) -> Printed:
+    async def run(self, confined: Launch) -> ProcessExit:
         self._count += self._throttled
-        return Printed(self._says)
+        return ProcessExit(0, self._says, b"")
 
 
 @pytest.mark.case("DEG-05")

@@ -143,6 +143,17 @@ class Spawned(Protocol):
         """Its number."""
 
 
+class ProcessExit(Struct, frozen=True):
+    """How a process ended and what it gave, without the values of its secrets."""
+
+    exit_code: int | None
+    """Its exit code; None where a signal ended it, or nothing yet."""
+    stdout: bytes
+    stderr: bytes
+    stopped: str = ""
+    """Why what watches the process stopped it, or would have stopped it; empty if it did not."""
+
+
 T = TypeVar("T", bound=Spawned)
 
 

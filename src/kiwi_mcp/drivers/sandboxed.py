@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import IsolationUnavailable
-from kiwi_mcp.domain.isolation import CERTIFICATE_VARIABLES, Level, SandboxProfile
+from kiwi_mcp.domain.isolation import CERTIFICATE_VARIABLES, Level, ProcessExit, SandboxProfile
 from kiwi_mcp.domain.outcome import Outcome, Report
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.manifest.templates import escape
@@ -101,7 +101,7 @@ class Sandbox(Struct, frozen=True):
             self._check(confined, result)
             return result
 
-    def _check(self, confined: Launch, result: subprocess.ProcessResult | stdio_process.ProcessExit) -> None:
+    def _check(self, confined: Launch, result: ProcessExit) -> None:
         """Raise that a sandbox failed; then the backends are tested again before the next process starts."""
         try:
             confined.check(result)

@@ -267,7 +267,7 @@ class Admission:
         self.warnings += [f"{one.name} {self._doubt(one)}" for one in unsigned[:_LISTED]]
 
     def _pin(self, doubts: Sequence[IncomingVersion]) -> None:
-        """Store the keys that the owner trusts."""
+
         if self._is_planned:
             return
         unknown = {one.scope: one.key for one in doubts if one.key}

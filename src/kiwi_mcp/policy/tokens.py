@@ -79,8 +79,6 @@ class GatewayToken(Struct, frozen=True):
 
 
 class _TokenFile(Struct):
-    """All tokens of a user space."""
-
     tokens: tuple[GatewayToken, ...] = ()
 
 

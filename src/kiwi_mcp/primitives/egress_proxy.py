@@ -411,8 +411,7 @@ async def serve_proxy(
 ) -> AsyncIterator[None]:
     """Serve a confined process that is started in the block: it begins when its proxy stands, or never.
 
-    That it could not be given one is raised, and what runs in the block is cancelled; that the proxy ended too soon is
-    written into the ledger.
+    If it cannot be given one, the block is cancelled and that is raised; a proxy that ends too soon is in the ledger.
     """
 
     async def serve() -> None:

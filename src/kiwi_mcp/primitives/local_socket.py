@@ -41,10 +41,7 @@ def listening(path: Path) -> socket.socket:
 
 @asynccontextmanager
 async def connected_pair(longest: int) -> AsyncIterator[tuple[StreamReader, StreamWriter, int]]:
-    """Yield one end of a connection as streams, and the other as a descriptor that is given to a process.
-
-    It has no name that others could find. Both ends are closed when the block ends.
-    """
+    """Yield one end of a nameless connection as streams, and the other as a descriptor that a process is given."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:
         reader, writer = await open_unix_connection(sock=ours, limit=longest)

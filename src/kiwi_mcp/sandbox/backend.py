@@ -19,33 +19,13 @@ from msgspec.structs import replace
 
 from kiwi_mcp import __version__
 from kiwi_mcp.domain.errors import IsolationUnavailable, Unavailable
-from kiwi_mcp.domain.isolation import Handover, Level, SandboxProfile
+from kiwi_mcp.domain.isolation import Handover, Level, ProcessExit, SandboxProfile
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.sandbox.levels import FOLDER, demands, meaning, offers, read_data
 
 
-class SandboxExit(Protocol):
-    """How a process ended and what it said, as the primitive that ran it tells."""
-
-    @property
-    def exit_code(self) -> int | None:
-        """Its exit code; None where a signal ended it."""
-
-    @property
-    def stdout(self) -> bytes:
-        """What it printed."""
-
-    @property
-    def stderr(self) -> bytes:
-        """What it complained of."""
-
-    @property
-    def stopped(self) -> str:
-        """Why the watch of its launch stopped it; empty if it did not."""
-
-
-def began(_: SandboxExit) -> None:
+def began(_: ProcessExit) -> None:
     """Take it that a process without a launcher has begun: nothing stands between its start and itself."""
 
 
@@ -64,7 +44,7 @@ class Launch(Struct, frozen=True):
 
     spec: ProcessSpec
     handover: Handover = field(default_factory=Handover)
-    check: Callable[[SandboxExit], None] = began
+    check: Callable[[ProcessExit], None] = began
     """Raises where it was not the process that failed but what should have confined it, so that nothing ran."""
     throttle_count: Callable[[], int] = never
     """Counts how often the kernel stopped its processes because their share of the processors was used up."""
@@ -108,7 +88,7 @@ class Backend(Protocol):
         """Return the process confined; what was opened for it is closed when the block ends."""
 
 
-Runner: TypeAlias = Callable[[Launch], Awaitable[SandboxExit]]
+Runner: TypeAlias = Callable[[Launch], Awaitable[ProcessExit]]
 """Runs a confined process to its end: what a primitive does, handed down, since only primitives start processes."""
 
 

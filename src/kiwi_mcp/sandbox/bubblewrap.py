@@ -21,6 +21,7 @@ from kiwi_mcp.domain.errors import TooLarge
 from kiwi_mcp.domain.isolation import (
     Handover,
     Level,
+    ProcessExit,
     ResourceLimits,
     SandboxProfile,
     Spawner,
@@ -35,7 +36,6 @@ from kiwi_mcp.sandbox.backend import (
     Backend,
     Launch,
     NoSandbox,
-    SandboxExit,
     SelfTest,
     always,
     failed,
@@ -163,7 +163,7 @@ def first_process(report: int) -> int:
 
 
 def _stop_reason(watches: Iterable[Callable[[], str]]) -> str:
-    """Return why a process has to be stopped, if one of its watches says so."""
+
     return next(filter(None, (watch() for watch in watches)), "")
 
 
@@ -267,8 +267,7 @@ class Bubblewrap(Struct, frozen=True):
             watches = [shields.replaced] if shields else []
             watches += [MemoryWatch(first, profile.limits).exceeded] if is_watched else []
             denied = DENIED_CALLS if is_watched else ()
-            has_sockets = profile.has_sockets
-            program = _filter(profile.level, denied, has_network=bool(profile.hosts), has_sockets=has_sockets)
+            program = _filter(profile.level, denied, has_network=bool(profile.hosts), has_sockets=profile.has_sockets)
             arguments.words += ("--seccomp", arguments.file_of(program))
             launcher = (*way.words, str(self.bwrap), "--args", str(arguments.pipe), "--", *way.limits)
             yield Launch(
@@ -290,10 +289,7 @@ class Bubblewrap(Struct, frozen=True):
 
     def _user(self, grants: Sequence[OpenedGrant]) -> int:
         """Return the user that a sandbox of root's becomes: the owner of what it may write, if that is one user."""
-        owners: dict[int, str] = {}
-        for grant in grants:
-            if grant.is_writable:
-                owners[grant.owner] = grant.path
+        owners = {grant.owner: grant.path for grant in grants if grant.is_writable}
         if 0 in owners and self.owner_map is None:
             raise ungrantable(
                 owners[0],
@@ -303,12 +299,7 @@ class Bubblewrap(Struct, frozen=True):
         return next(iter(owners)) if len(owners) == 1 and 0 not in owners else UNPRIVILEGED_ID
 
     def _give(
-        self,
-        made: ProcessSetup,
-        profile: SandboxProfile,
-        arguments: Instructions,
-        owner: int | None,
-        keep: ExitStack,
+        self, made: ProcessSetup, profile: SandboxProfile, arguments: Instructions, owner: int | None, keep: ExitStack
     ) -> _Way:
         """Lay the grants into the sandbox, hide what it must not see, and return how it is started."""
         grants = made.grants
@@ -420,17 +411,14 @@ def _scratch(size: int) -> tuple[str, ...]:
     return (*masks, *home, "--size", str(size), "--perms", "1777", "--tmpfs", "/dev/shm")  # noqa: S108 - inside
 
 
-def _check(report: int, ended: SandboxExit) -> None:
+def _check(report: int, ended: ProcessExit) -> None:
     """Raise where the launcher ended by itself before the command began; what a signal ended was running."""
     if ended.exit_code is not None and _STARTED not in os.pread(report, _PIPE, 0):
         raise failed("bubblewrap", ended.stderr)
 
 
 def backends(*, folders: Sequence[str] = FOLDERS, owner_map: int | None = None) -> tuple[Backend, ...]:
-    """Return every backend, in order of what it costs; which of them works here, a self-test shows.
-
-    `owner_map` is a user namespace in which root is the unprivileged user, for what root grants to be written to.
-    """
+    """Return every backend, in order of what it costs; which of them works here, a self-test shows."""
     groups, prlimit = find_groups(), find_launcher("prlimit", folders)
     if groups is not None:
         sweep(groups.folders.values())

@@ -87,11 +87,6 @@ _STEPS = 4
 """If other processes used the free space, scan again after a further `1 / _STEPS` of the quota is used."""
 
 
-class _Room(Struct, frozen=True):
-    free_bytes: int
-    free_files: int
-
-
 def quota(folders: Sequence[str], limits: ResourceLimits) -> Callable[[], str] | None:
     """Return a function that says why a process has to be stopped, if it has to; None without writable folders."""
     return _Quota(folders, limits).exceeded if folders else None
@@ -125,15 +120,13 @@ class _Quota:
 
     def _has_shrunk(self, index: int) -> bool:
         """Whether the room at a folder shrank by the quota; if so, the next look is after a part of it."""
-        before, now = self._rooms[index], _room(self._folders[index])
-        taken = before.free_bytes - now.free_bytes
-        made = before.free_files - now.free_files
-        if taken <= self._limits.workspace_bytes and made <= self._limits.workspace_files:
+        most_bytes, most_files = self._limits.workspace_bytes, self._limits.workspace_files
+        (had_bytes, had_files), (free_bytes, free_files) = self._rooms[index], _room(self._folders[index])
+        if had_bytes - free_bytes <= most_bytes and had_files - free_files <= most_files:
             return False
-        parts = self._limits.workspace_bytes // _STEPS, self._limits.workspace_files // _STEPS
-        self._rooms[index] = _Room(
-            now.free_bytes + self._limits.workspace_bytes - parts[0],
-            now.free_files + self._limits.workspace_files - parts[1],
+        self._rooms[index] = (
+            free_bytes + most_bytes - most_bytes // _STEPS,
+            free_files + most_files - most_files // _STEPS,
         )
         return True
 
@@ -149,12 +142,13 @@ class _Quota:
         return size, len(seen)
 
 
-def _room(folder: str) -> _Room:
+def _room(folder: str) -> tuple[int, int]:
+    """Return how many bytes and how many files a file system has room for."""
     try:
         state = os.statvfs(folder)
     except OSError:  # it is gone, and nothing is added to it
-        return _Room(0, 0)
-    return _Room(state.f_bavail * state.f_frsize, state.f_favail)
+        return 0, 0
+    return state.f_bavail * state.f_frsize, state.f_favail
 
 
 def _states(paths: Sequence[str]) -> Iterator[os.stat_result]:
@@ -404,7 +398,7 @@ def _used(processes: int, *, is_exact: bool) -> int:
 
 
 def _total(processes: int, fields: tuple[str, ...]) -> int:
-    """Return the sum of some lines of the status of all processes, in bytes."""
+
     return sum(_sum(processes, f"{pid}/status", fields) or 0 for pid in os.listdir(processes) if pid.isdigit())
 
 

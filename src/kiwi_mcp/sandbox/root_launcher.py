@@ -54,10 +54,7 @@ _DEVICE_LINKS = {
 
 
 def settle(profile: BaseFileSystem, group: Cgroup | None) -> None:
-    """Give the calling thread its own mount table permanently, with the base file system of every sandbox in it.
-
-    It joins the group if there is one, and has an empty network.
-    """
+    """Give the calling thread an empty network and its own mount table, with the base file system of every sandbox."""
     if group is not None:
         group.join()
     leave_host()

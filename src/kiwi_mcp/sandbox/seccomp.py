@@ -165,8 +165,7 @@ def is_supported(machine_name: str) -> bool:
 def filter_program(machine_name: str, *, families: tuple[int, ...] = (), denied: tuple[str, ...] = ()) -> bytes:
     """Return the filter as the kernel takes it.
 
-    `families` are the kinds of sockets that may be made; a namespace of its own does not cover every kind. `denied`
-    are further calls to refuse.
+    `families` are the kinds of sockets that may be made: a network namespace does not cover every kind.
     """
     target = machine(machine_name)
     if target is None:

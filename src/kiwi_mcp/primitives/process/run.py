@@ -17,7 +17,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import Unavailable
-from kiwi_mcp.domain.isolation import NOTHING, Handover
+from kiwi_mcp.domain.isolation import NOTHING, Handover, ProcessExit
 from kiwi_mcp.domain.outcome import Progress, Report, silent
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.plan import ProcessSpec
@@ -114,17 +114,14 @@ _NO_SECRETS = Redactor(_NOTHING)
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
-class ProcessResult(Struct, frozen=True):
-    """How a process ended and what it gave, without the values of its secrets.
+class ProcessResult(ProcessExit, frozen=True, kw_only=True):
+    """How a process that was run to its end ended, and what it gave.
 
     Of output over the limit the first and the last half are kept, with a line between them that counts the rest.
     A result over its limit is cut at the limit. `result` is None where nothing was written to the channel.
     """
 
-    exit_code: int | None
     signal: int | None
-    stdout: bytes
-    stderr: bytes
     stdout_bytes: int
     stderr_bytes: int
     result: bytes | None
@@ -132,8 +129,6 @@ class ProcessResult(Struct, frozen=True):
     is_truncated: bool
     timed_out: bool
     duration: float
-    stopped: str = ""
-    """Why the watch function stopped the process, or would have stopped it."""
 
 
 class Capture(Struct):

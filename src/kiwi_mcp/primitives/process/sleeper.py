@@ -19,10 +19,7 @@ _LONGEST = 60.0
 
 
 def sleep_until(user: Path, due_at: int) -> bool:
-    """Sleep until a time, in milliseconds since 1970, or until the bell rings.
-
-    Return False where another process serves this home, or where the home was removed.
-    """
+    """Sleep until a time in milliseconds since 1970, or the bell; False if another process serves the home, or none."""
     try:
         lock = os.open(user / LOCK, os.O_RDWR | os.O_CLOEXEC)
         # The bell comes before the lock: who finds the lock taken can ring.

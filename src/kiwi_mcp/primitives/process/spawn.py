@@ -138,10 +138,7 @@ def _absolute(first: str, path: str) -> str:
 
 
 def find_program(command: str, path: str, *, needed_by: str, shell: str = "", install: str = "") -> str:
-    """Return where a program is now: absolute as written, or in the first folder of `path` that has it.
-
-    Where it is missing, `shell` is used if it is there.
-    """
+    """Return where a program is now: absolute as written, or in the first folder of `path`; else `shell` if there."""
     if command and ("/" not in command or command.startswith("/")):  # a relative path would be a file of the project
         for folder in ("",) if command.startswith("/") else path.split(":"):
             place = f"{folder}/{command}" if folder else command

@@ -9,11 +9,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from signal import SIGCONT, SIGKILL, SIGTERM, Signals
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import TooLarge
-from kiwi_mcp.domain.isolation import NOTHING, Handover
+from kiwi_mcp.domain.isolation import NOTHING, Handover, ProcessExit
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.primitives.process.process_tree import ProcessTree, TreeMarker, adopting, exit_of
 from kiwi_mcp.primitives.process.spawn import completed, locate, start
@@ -231,16 +230,6 @@ LOOK = 0.25
 """How often a process that is watched is looked at, in seconds."""
 DRAIN = 0.25
 """How long output may still come from what a leader left behind, in seconds."""
-
-
-class ProcessExit(Struct, frozen=True):
-    """How a process that was talked to ended, and what it complained of last."""
-
-    exit_code: int | None
-    """Its exit code; None where a signal ended it, or nothing yet."""
-    stdout: bytes
-    stderr: bytes
-    stopped: str = ""
 
 
 @asynccontextmanager

@@ -25,8 +25,6 @@ _LIST, _VALUE = "list", "value"
 
 
 class _SecretRow(Struct):
-    """A secret in the list, without its value."""
-
     version: int
     hosts: tuple[str, ...]
     form: SecretForm
@@ -37,9 +35,7 @@ class _SecretRow(Struct):
 
 
 class _SecretList(Struct):
-    """The list of secrets, and the last version number of any value."""
-
-    last: int = 0
+    last: int = 0  # the last version number of any value
     secrets: dict[str, _SecretRow] = field(default_factory=dict)
 
 
