@@ -17,6 +17,16 @@ from kiwi_mcp.domain.records import LIFETIME_MS
 from kiwi_mcp.domain.registry import Actor
 from kiwi_mcp.domain.threads import ThreadObserver, unobserved
 
+IdentityKind = Literal["owner", "agent", "service", "thread"]
+"""The owner, an agent or a person that works for the owner, a program, or a thread that Kiwi runs."""
+IDENTITY_KINDS: tuple[IdentityKind, ...] = get_args(IdentityKind)
+QuestionMethod = Literal["elicitation/create", "sampling/createMessage", "roots/list"]
+"""The kinds of questions: input or a decision of the owner, a completion of the model, the folders of the client."""
+Answers: TypeAlias = Mapping[str, JsonObject]
+"""An answer to each question, under the same keys, in MCP format: `{"action": "accept", "content": {…}}`."""
+Note: TypeAlias = Callable[[JsonObject], None]
+"""Takes one line that a tool logs, as MCP has it: `level`, `data`, perhaps `logger`. It must not block."""
+
 
 class Space(Struct, frozen=True):
     """The folders that a call uses: a project, the user's own, the memory, and a cache for derived files."""
@@ -104,11 +114,6 @@ class CallJournal(Protocol):
         """Note what came of it; `response` has the result as it is shown."""
 
 
-IdentityKind = Literal["owner", "agent", "service", "thread"]
-"""The owner, an agent or a person that works for the owner, a program, or a thread that Kiwi runs."""
-IDENTITY_KINDS: tuple[IdentityKind, ...] = get_args(IdentityKind)
-
-
 class Principal(Struct, frozen=True):
     """Who acts: a kind, and the name that rules call them by."""
 
@@ -120,9 +125,6 @@ OWNER = Principal("owner", "")
 """The user who started Kiwi. Only the rules for all principals apply to them."""
 STRANGER = Principal("agent", "")
 """An unknown principal."""
-
-QuestionMethod = Literal["elicitation/create", "sampling/createMessage", "roots/list"]
-"""The kinds of questions: input or a decision of the owner, a completion of the model, the folders of the client."""
 
 
 class Question(Struct, frozen=True):
@@ -136,12 +138,8 @@ class Question(Struct, frozen=True):
 
 Questions: TypeAlias = Mapping[str, Question]
 """Questions that are asked together, each under a key."""
-Answers: TypeAlias = Mapping[str, JsonObject]
-"""An answer to each question, under the same keys, in MCP format: `{"action": "accept", "content": {…}}`."""
 Ask: TypeAlias = Callable[[Questions], Awaitable[Answers]]
 """Asks and waits for every answer; a question that cannot be asked raises `Unanswered`."""
-Note: TypeAlias = Callable[[JsonObject], None]
-"""Takes one line that a tool logs, as MCP has it: `level`, `data`, perhaps `logger`. It must not block."""
 
 
 async def no_answers(questions: Questions) -> Answers:

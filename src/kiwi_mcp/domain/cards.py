@@ -16,6 +16,7 @@ from kiwi_mcp.domain.registry import VersionInfo
 TEXT_LIMIT = 2_000
 """How many characters of a description a card holds."""
 _PARAMETER_LIMIT = 64
+_PART = "#part-"
 
 
 class Card(Struct, frozen=True, array_like=True):
@@ -50,9 +51,6 @@ class Card(Struct, frozen=True, array_like=True):
     def semver(self) -> Version:
         """The version to compare by; an invalid version is lower than all valid ones."""
         return Version.parse(self.version) or Version(0, 0, 0, ("0",))
-
-
-_PART = "#part-"
 
 
 def part_of_card(card: Card, number: int, text: str) -> Card:

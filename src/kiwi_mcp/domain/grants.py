@@ -43,6 +43,7 @@ _FIELDS: Mapping[ResourceKind, str] = {
     "endpoint": "endpoints",
 }
 OWNER_POLICY = "policy.yaml"
+_USE: Mapping[ResourceKind, str] = {"read": "reading of", "write": "writing of", "endpoint": "request"}
 
 
 class Rules(Struct, frozen=True):
@@ -268,5 +269,3 @@ class Deny(Struct, frozen=True):
 
 Verdict = Allow | Deny
 """The verdict on one use."""
-
-_USE: Mapping[ResourceKind, str] = {"read": "reading of", "write": "writing of", "endpoint": "request"}

@@ -25,6 +25,12 @@ Provenance = Literal[
     "unknown",
 ]
 """Where code comes from, as far as that is proved. It sets the minimum isolation level of the code."""
+PROXY = ("127.0.0.1", 3128)
+"""The address of the proxy inside the network of a sandboxed process."""
+CERTIFICATE_VARIABLES = (
+    *("CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"),
+)
+"""The variables that name a file of certificates to programs. Kiwi sets them; no item may."""
 
 
 def strictest(levels: Iterable[str]) -> Level:
@@ -112,14 +118,6 @@ class SandboxProfile(Struct, frozen=True):
             "provenance": self.provenance,
             **({"unix_sockets": True} if self.has_sockets else {}),
         }
-
-
-PROXY = ("127.0.0.1", 3128)
-"""The address of the proxy inside the network of a sandboxed process."""
-CERTIFICATE_VARIABLES = (
-    *("CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"),
-)
-"""The variables that name a file of certificates to programs. Kiwi sets them; no item may."""
 
 
 def no_entry(_: int) -> None:

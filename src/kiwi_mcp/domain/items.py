@@ -29,6 +29,16 @@ CLIENT_REQUESTS = ("roots", "sampling", "questions")
 """What an MCP server can ask of the client that calls it: its folders, its model, and its user."""
 UNIX = "unix"
 """The one kind of sockets, besides those of the network, that an MCP server can need: browsers do."""
+Source = Literal["project", "user", "registry", "mcp", "builtin"]
+"""Where an item was found, in the order in which short names resolve."""
+ItemType: TypeAlias = str
+"""What a request calls an item: `tool`, or the type of an item that is read: `directive`, `knowledge`."""
+ResultKind: TypeAlias = Literal["data", "text", "instructions"]
+"""The kind of content that an item returns to a model: data, text or instructions."""
+Lifetime: TypeAlias = Literal["none", "call", "server"]
+"""How long the process of an item lives: it has none, one for each call, or that of a server, for many calls."""
+DefinedBy: TypeAlias = Literal["owner", "server"]
+"""Who describes an item: the author of its file, or an MCP server, which the owner has to accept first."""
 
 
 class Needs(Struct, frozen=True):
@@ -66,10 +76,6 @@ def together(needs: Iterable[Needs]) -> Needs:
     return Needs(*(tuple(dict.fromkeys(text for one in all_of for text in getattr(one, word))) for word in WORDS))
 
 
-Source = Literal["project", "user", "registry", "mcp", "builtin"]
-"""Where an item was found, in the order in which short names resolve."""
-
-
 class SourceTraits(Struct, frozen=True):
     """What Kiwi must know of a source. Only the catalog asks for the name of a source."""
 
@@ -99,14 +105,6 @@ SOURCE_TRAITS: Mapping[str, SourceTraits] = MappingProxyType(
 DEFAULT_SOURCES = tuple(SOURCE_TRAITS)
 NO_SOURCE = SourceTraits()
 """The traits of a source that is not known."""
-ItemType: TypeAlias = str
-"""What a request calls an item: `tool`, or the type of an item that is read: `directive`, `knowledge`."""
-ResultKind: TypeAlias = Literal["data", "text", "instructions"]
-"""The kind of content that an item returns to a model: data, text or instructions."""
-Lifetime: TypeAlias = Literal["none", "call", "server"]
-"""How long the process of an item lives: it has none, one for each call, or that of a server, for many calls."""
-DefinedBy: TypeAlias = Literal["owner", "server"]
-"""Who describes an item: the author of its file, or an MCP server, which the owner has to accept first."""
 
 
 class TypeTraits(Struct, frozen=True):

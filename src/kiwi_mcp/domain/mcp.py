@@ -21,6 +21,36 @@ _EXPRESSION = lazy_pattern(r"\{(\+?)([A-Za-z0-9_.]+)\*?\}")
 _BORDERS = frozenset("/?#")
 """The end of a part of an address."""
 _RESERVED = ":/?#[]@!$&'()*+,;="
+OfferKind: TypeAlias = Literal["tool", "prompt", "resource", "template"]
+State: TypeAlias = Literal["accepted", "changed", "new", "gone"]
+"""The state of a definition: accepted, changed, new, or no longer offered."""
+Era: TypeAlias = Literal["modern", "legacy"]
+"""The two eras of the protocol: since revision 2026-07-28, and before it."""
+UNKNOWN_VERSION = "0.0.0"
+"""The version of what a server offers that reports none, or one that is not semantic."""
+_WORDS: Mapping[OfferKind, str] = {
+    "tool": "mcp_tool_name",
+    "prompt": "mcp_prompt_name",
+    "resource": "mcp_resource_uri",
+    "template": "mcp_resource_uri",
+}
+_NAMED_BY: Mapping[OfferKind, str] = {"tool": "name", "prompt": "name", "resource": "uri", "template": "uriTemplate"}
+_NOT_IN_ID = lazy_pattern(r"[^a-z0-9_-]+")
+_CAMEL = lazy_pattern(r"(?<=[a-z0-9])(?=[A-Z])")
+_MAX_ID = 100
+MAX_DIFF = 20_000
+"""The maximum number of characters of a diff in responses that were not a request for that diff."""
+_PROSE = frozenset({"title", "description", "$comment"})
+_VALUES = frozenset({"const", "default", "enum", "examples"})
+"""What of a schema is sent to the server as it stands."""
+_LONG_LINE = 200
+_SHORT = 12
+"""How many characters of a digest are shown. The owner repeats them to accept what was shown."""
+_SENTENCES = lazy_pattern(r"(?<=[.!?;] )|(?<=\\n)")
+_VOLATILE = frozenset({"_meta", "size"})
+"""Keys that may change without a change of meaning."""
+TaskUse: TypeAlias = Literal["auto", "always", "required", "never"]
+"""When a call becomes a task: once it takes long; at once where the client can; at once or not at all; never."""
 
 
 def names_in(template: str) -> tuple[str, ...]:
@@ -57,39 +87,6 @@ def match(template: str, uri: str) -> Mapping[str, str] | None:
             return None
         values[name] = unquote(value)
     return values
-
-
-OfferKind: TypeAlias = Literal["tool", "prompt", "resource", "template"]
-State: TypeAlias = Literal["accepted", "changed", "new", "gone"]
-"""The state of a definition: accepted, changed, new, or no longer offered."""
-
-Era: TypeAlias = Literal["modern", "legacy"]
-"""The two eras of the protocol: since revision 2026-07-28, and before it."""
-
-UNKNOWN_VERSION = "0.0.0"
-"""The version of what a server offers that reports none, or one that is not semantic."""
-
-_WORDS: Mapping[OfferKind, str] = {
-    "tool": "mcp_tool_name",
-    "prompt": "mcp_prompt_name",
-    "resource": "mcp_resource_uri",
-    "template": "mcp_resource_uri",
-}
-_NAMED_BY: Mapping[OfferKind, str] = {"tool": "name", "prompt": "name", "resource": "uri", "template": "uriTemplate"}
-_NOT_IN_ID = lazy_pattern(r"[^a-z0-9_-]+")
-_CAMEL = lazy_pattern(r"(?<=[a-z0-9])(?=[A-Z])")
-_MAX_ID = 100
-MAX_DIFF = 20_000
-"""The maximum number of characters of a diff in responses that were not a request for that diff."""
-_PROSE = frozenset({"title", "description", "$comment"})
-_VALUES = frozenset({"const", "default", "enum", "examples"})
-"""What of a schema is sent to the server as it stands."""
-_LONG_LINE = 200
-_SHORT = 12
-"""How many characters of a digest are shown. The owner repeats them to accept what was shown."""
-_SENTENCES = lazy_pattern(r"(?<=[.!?;] )|(?<=\\n)")
-_VOLATILE = frozenset({"_meta", "size"})
-"""Keys that may change without a change of meaning."""
 
 
 class ServerListing(Struct, frozen=True):
@@ -304,10 +301,6 @@ def _lines(definition: JsonObject) -> list[str]:
     text = json.dumps(definition, indent=2, ensure_ascii=False, sort_keys=True)
     lines = escape_controls(text).split("\n")
     return [part for line in lines for part in ([line] if len(line) <= _LONG_LINE else _SENTENCES.split(line))]
-
-
-TaskUse: TypeAlias = Literal["auto", "always", "required", "never"]
-"""When a call becomes a task: once it takes long; at once where the client can; at once or not at all; never."""
 
 
 class Hints(Struct, frozen=True):

@@ -9,6 +9,10 @@ from msgspec import Struct
 
 from kiwi_mcp.domain.json import JsonObject
 
+MessageRole: TypeAlias = Literal["user", "assistant", "tool"]
+StopReason: TypeAlias = Literal["end", "calls", "length", "refusal", "filtered", "broken"]
+"""Why a model stopped; `broken` means that its stream ended early."""
+
 
 class TextPart(Struct, frozen=True, tag="text"):
     """Text of a person, a model or Kiwi."""
@@ -48,7 +52,6 @@ class ToolResultPart(Struct, frozen=True, tag="result"):
 
 
 MessagePart: TypeAlias = TextPart | ReasoningPart | ToolCallPart | ToolResultPart
-MessageRole: TypeAlias = Literal["user", "assistant", "tool"]
 
 
 class Message(Struct, frozen=True):
@@ -92,10 +95,6 @@ class TokenUsage(Struct, frozen=True):
     def total(self) -> int:
         """All tokens."""
         return self.input + self.cache_read + self.cache_write + self.output
-
-
-StopReason: TypeAlias = Literal["end", "calls", "length", "refusal", "filtered", "broken"]
-"""Why a model stopped; `broken` means that its stream ended early."""
 
 
 class ModelReply(Struct, frozen=True):

@@ -19,6 +19,14 @@ _NAMESPACE = lazy_pattern(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
 _DEVICE = lazy_pattern(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\.[^/]*)?", re.ASCII | re.IGNORECASE)
 # Control characters, lone surrogates, direction marks, and characters that some systems forbid.
 _UNSAFE = lazy_pattern(r'[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\\:*?"<>|]')
+_PRE = r"(?:0|[1-9]\d*|\d*[A-Za-z-][0-9A-Za-z-]*)"
+_SEMVER = lazy_pattern(
+    r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)"
+    rf"(?:-({_PRE}(?:\.{_PRE})*))?(?:\+([0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*))?",
+    re.ASCII,
+)
+_MAX_LENGTH = 256
+_CLAUSE = lazy_pattern(r"(\^|~|>=|<=|>|<|=|)\s*v?(\d+|[xX*])(?:\.(\d+|[xX*]))?(?:\.(\d+|[xX*]))?(-[0-9A-Za-z.-]+)?")
 
 
 def unused_name(name: str, taken: Collection[str]) -> str:
@@ -84,16 +92,6 @@ def clashes(paths: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _folded(path: str) -> str:
     # Folding case may decompose a letter, so it is composed again.
     return normalize("NFC", normalize("NFC", path).casefold())
-
-
-_PRE = r"(?:0|[1-9]\d*|\d*[A-Za-z-][0-9A-Za-z-]*)"
-_SEMVER = lazy_pattern(
-    r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)"
-    rf"(?:-({_PRE}(?:\.{_PRE})*))?(?:\+([0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*))?",
-    re.ASCII,
-)
-_MAX_LENGTH = 256
-_CLAUSE = lazy_pattern(r"(\^|~|>=|<=|>|<|=|)\s*v?(\d+|[xX*])(?:\.(\d+|[xX*]))?(?:\.(\d+|[xX*]))?(-[0-9A-Za-z.-]+)?")
 
 
 @total_ordering

@@ -15,6 +15,14 @@ RunStatus = Literal["success", "ready", "error", "timeout", "unavailable", "canc
 
 `started` has not ended yet. `unknown` was started, and the process that made the call is gone.
 """
+ApprovalStatus: TypeAlias = Literal["pending", "approved", "denied", "expired", "used"]
+"""The status of an approval: `approved` is valid for one run, and `used` from just before that run."""
+LIFETIME_MS = 86_400_000
+"""The lifetime of a question and of an approval: one day together."""
+AuditLevel: TypeAlias = Literal["minimal", "standard", "verbose"]
+"""The level of detail of receipts; every level has one receipt per call."""
+Decision: TypeAlias = Literal["", "allow", "deny"]
+"""The verdict of the rules; empty if the call was refused before."""
 
 
 class RunRecord(Struct, frozen=True):
@@ -59,13 +67,6 @@ class ApprovedBy(Struct, frozen=True):
     def to_json(self) -> JsonObject:
         """Return it as answers and receipts show it."""
         return {"rule_id": self.rule_id} if self.rule_id else {"approval_id": self.approval_id}
-
-
-ApprovalStatus: TypeAlias = Literal["pending", "approved", "denied", "expired", "used"]
-"""The status of an approval: `approved` is valid for one run, and `used` from just before that run."""
-
-LIFETIME_MS = 86_400_000
-"""The lifetime of a question and of an approval: one day together."""
 
 
 class Effects(Struct, frozen=True):
@@ -172,13 +173,6 @@ class ApprovalRule(Struct, frozen=True):
             "expires_at": iso(self.expires_at) if self.expires_at is not None else "",
         }
         return {word: value for word, value in response.items() if value not in ("", [])}
-
-
-AuditLevel: TypeAlias = Literal["minimal", "standard", "verbose"]
-"""The level of detail of receipts; every level has one receipt per call."""
-
-Decision: TypeAlias = Literal["", "allow", "deny"]
-"""The verdict of the rules; empty if the call was refused before."""
 
 
 class Receipt(Struct, frozen=True):

@@ -25,14 +25,13 @@ DEFAULT_NAMESPACE = "public"
 
 ItemName: TypeAlias = tuple[str, str]
 """The namespace and the name of an item."""
+_DIGEST = lazy_pattern(r"sha256:[0-9a-f]{64}", re.ASCII)
+Op = Literal["publish", "yank", "unyank", "deprecate", "undeprecate", "visibility"]
 
 
 def is_user_namespace(text: str) -> bool:
     """Whether a text can name a namespace that people publish to."""
     return is_namespace(text) and text != BUILTIN_NAMESPACE
-
-
-_DIGEST = lazy_pattern(r"sha256:[0-9a-f]{64}", re.ASCII)
 
 
 class Actor(Struct, frozen=True):
@@ -209,9 +208,6 @@ class ChainRow(NamedTuple):
     def name(self) -> VersionName:
         """The version's name."""
         return VersionName(self.namespace, self.tool_id, self.version)
-
-
-Op = Literal["publish", "yank", "unyank", "deprecate", "undeprecate", "visibility"]
 
 
 class RegistryEvent(Struct, frozen=True):

@@ -27,6 +27,10 @@ EventKind: TypeAlias = Literal[
     "compacted", "loaded", "skill", "instructions", "spawned", "limit", "step", "resumed", "returned", "switched",
     "ended",
 ]  # fmt: skip
+Overlap: TypeAlias = Literal["skip", "queue", "replace", "allow"]
+"""What happens at a time when the thread of an earlier time has not ended."""
+Misfire: TypeAlias = Literal["skip", "latest", "all"]
+"""Which of the times that passed while no worker ran are made up for."""
 
 
 class ThreadLimits(Struct, frozen=True):
@@ -209,12 +213,6 @@ class ThreadQuestion(Struct, frozen=True):
     answer: Json = None
     answered_by: str = ""
     answered_at: int = 0
-
-
-Overlap: TypeAlias = Literal["skip", "queue", "replace", "allow"]
-"""What happens at a time when the thread of an earlier time has not ended."""
-Misfire: TypeAlias = Literal["skip", "latest", "all"]
-"""Which of the times that passed while no worker ran are made up for."""
 
 
 class Schedule(Struct, frozen=True):

@@ -11,6 +11,12 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.patterns import lazy_pattern
 
 _LENGTH = len("2026-01-28T12:00:00.000Z")
+_AGO = lazy_pattern(r"(\d{1,6})\s*([smhdw])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_PAIRS = tuple(first + second for first in _ALPHABET for second in _ALPHABET)
+_ID = lazy_pattern(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
+_LATEST = (1 << 48) - 1
 
 
 def moment(text: str = "") -> str:
@@ -19,10 +25,6 @@ def moment(text: str = "") -> str:
         return text
     given = datetime.fromisoformat(text).astimezone(UTC) if text else datetime.now(UTC)
     return f"{given.isoformat(timespec='milliseconds').removesuffix('+00:00')}Z"
-
-
-_AGO = lazy_pattern(r"(\d{1,6})\s*([smhdw])")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def moment_in(word: str, text: str | None, now: datetime) -> int | None:
@@ -48,12 +50,6 @@ def now_ms() -> int:
 def milliseconds(moment: datetime) -> int:
     """Return a time in milliseconds since 1970."""
     return int(moment.timestamp() * 1_000)
-
-
-_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-_PAIRS = tuple(first + second for first in _ALPHABET for second in _ALPHABET)
-_ID = lazy_pattern(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
-_LATEST = (1 << 48) - 1
 
 
 def run_id(milliseconds: int, noise: int) -> str:

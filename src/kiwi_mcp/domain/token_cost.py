@@ -23,6 +23,7 @@ _WORD, _LETTER, _NUMBER, _DIGIT, _SIGNS, _OTHER = 0.6, 0.11, 1.2, 0.3, 0.92, 0.2
 """Tokens per run of letters, letter, run of digits, digit, run of punctuation, and byte of any other character."""
 _SAMPLES, _SAMPLE = 4, 4_096
 """How many samples of a long text are counted, and the size of each."""
+_ASCII = bytes(range(128))
 
 
 class _Kind:
@@ -41,7 +42,6 @@ class _Kind:
 
 
 _LETTERS, _DIGITS, _PUNCTUATION = map(_Kind, (ascii_letters, digits, punctuation))
-_ASCII = bytes(range(128))
 
 
 class TokenCost(Struct, frozen=True):

@@ -50,19 +50,15 @@ async def prepared() -> Mapping[str, Mapping[str, str]]:
 
 def command_table() -> CommandTable:
     """Return one row for each command: the everyday commands, those of each group, the others."""
-    rows = [*map(_verb_row, every_verb()), *map(_row, COMMANDS)]
-    return {"groups": GROUPS, "commands": sorted(rows, key=_place)}
+    rows = [*map(_verb_row, every_verb()), *map(_command_row, COMMANDS)]
+    order = ["setup", "init", "run", "search", "load", "create", "sign", "why", "doctor", *GROUPS]
 
+    def place(row: CommandRow) -> int:
+        path = row["path"]
+        inside = [name for name in order if path == name or (name in GROUPS and path.startswith(f"{name} "))]
+        return max(map(order.index, inside), default=len(order))
 
-_EVERYDAY = ("setup", "init", "run", "search", "load", "create", "sign", "why", "doctor")
-
-
-def _place(row: CommandRow) -> int:
-    """Return the place of a command's group in the list of groups."""
-    order = [*_EVERYDAY, *GROUPS]
-    path = row["path"]
-    inside = [name for name in order if path == name or (name in GROUPS and path.startswith(f"{name} "))]
-    return max(map(order.index, inside), default=len(order))
+    return {"groups": GROUPS, "commands": sorted(rows, key=place)}
 
 
 def _verb_row(verb: Verb) -> CommandRow:
@@ -83,9 +79,24 @@ def _verb_row(verb: Verb) -> CommandRow:
         row["asks"] = True
     has_option = any(option["field"] == "project_path" for option in row["options"])
     has_project = "project_path" in verb.request.__struct_fields__ and not has_option
-    if has_project if local.has_project is None else local.has_project:
+    return _flagged(row, has_project if local.has_project is None else local.has_project, local.has_json)
+
+
+def _command_row(command: Command) -> CommandRow:
+    row: CommandRow = {
+        "path": command.path,
+        "help": " ".join((command.request.__doc__ or "").split()),
+        "run": command.run,
+        "options": _options(command.request),
+        "aliases": [],
+    }
+    return _flagged(row, command.has_project, command.has_json)
+
+
+def _flagged(row: CommandRow, has_project: bool, has_json: bool) -> CommandRow:
+    if has_project:
         row["has_project"] = True
-    if local.has_json:
+    if has_json:
         row["has_json"] = True
     return row
 
@@ -105,26 +116,10 @@ def _typed(hint: object) -> tuple[object, msgspec.Meta | None]:
     return inner, next((meta for meta in metas if isinstance(meta, msgspec.Meta) and meta.extra), None)
 
 
-def _row(command: Command) -> CommandRow:
-    row: CommandRow = {
-        "path": command.path,
-        "help": " ".join((command.request.__doc__ or "").split()),
-        "run": command.run,
-        "options": _options(command.request),
-        "aliases": [],
-    }
-    if command.has_project:
-        row["has_project"] = True
-    if command.has_json:
-        row["has_json"] = True
-    return row
-
-
 def _option(field: msgspec.structs.FieldInfo, hint: object, meta: msgspec.Meta) -> OptionRow:
     # `str | None` and `tuple[str, ...]` are read as `str`; a tuple or a list may be repeated.
     inner = next((one for one in get_args(hint) if one is not type(None)), hint)
     inner = _typed(inner)[0]
-    is_many = get_origin(hint) in {tuple, list, dict}
     words: Mapping[str, Any] = meta.extra or {}
     kinds: Mapping[object, str] = {bool: "flag", int: "number"}
     row: OptionRow = {
@@ -142,7 +137,7 @@ def _option(field: msgspec.structs.FieldInfo, hint: object, meta: msgspec.Meta) 
             row["required"] = True
         if isinstance(field.default, str | int) and field.default:
             row["default"] = field.default
-    if is_many:
+    if get_origin(hint) in {tuple, list, dict}:
         row["many"] = True
     if not words["is_sent"]:
         row["local"] = True
@@ -158,14 +153,13 @@ def main() -> None:
 
 def parsed_data() -> str:
     """Return the YAML files that most commands need, parsed, with a line for each."""
-    texts = [path.read_text(encoding="utf-8") for path in sorted(PARSED.parent.rglob("*.yaml")) if _is_parsed(path)]
-    values = {sha256(text.encode()).hexdigest(): yaml.load(text, Loader=yaml.CSafeLoader) for text in texts}
-    rows = ",\n".join(f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in values.items())
-    return f"{{\n{rows}\n}}"
-
-
-def _is_parsed(path: Path) -> bool:
-    return path.parent.name in {"types", "isolation"} or path.name == "languages.yaml"
+    rows: dict[str, str] = {}
+    for path in sorted(PARSED.parent.rglob("*.yaml")):
+        if path.parent.name in {"types", "isolation"} or path.name == "languages.yaml":
+            text = path.read_text(encoding="utf-8")
+            value = json.dumps(yaml.load(text, Loader=yaml.CSafeLoader), ensure_ascii=False)
+            rows[sha256(text.encode()).hexdigest()] = value
+    return "{{\n{}\n}}".format(",\n".join(f'"{digest}": {value}' for digest, value in rows.items()))
 
 
 def _lines(table: CommandTable) -> str:

@@ -25,6 +25,9 @@ Given: TypeAlias = Mapping[str, object]
 _AFTER_DASHES = "\0"
 """Marks a word that was typed after `--`, which is never an option; no argument can contain it."""
 _NOT_PARSED = {"command", "parameters"}
+_READ_LIMIT = 32_000_000
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
+_SPELLINGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -79,11 +82,6 @@ def _plain(value: object) -> object:
     if isinstance(value, list):
         return [_plain(one) for one in value]
     return value.removeprefix(_AFTER_DASHES) if isinstance(value, str) else value
-
-
-_READ_LIMIT = 32_000_000
-_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
-_SPELLINGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 def read(row: CommandRow, given: Given) -> dict[str, Json]:

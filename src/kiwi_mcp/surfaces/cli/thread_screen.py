@@ -10,7 +10,7 @@ from typing import TextIO
 
 from msgspec import Struct
 
-from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.json import as_list, as_object, as_text
 from kiwi_mcp.domain.messages import ReplyDelta
 from kiwi_mcp.domain.safe_text import StreamEscaper, escape_controls
 from kiwi_mcp.domain.threads import ThreadEvent
@@ -24,6 +24,8 @@ _UNDECIDED = re.compile(r"[ \t]*(?:#{0,6} *|[-*+] *|> ?|`{0,2}|~{0,2})")
 _SPAN = re.compile(r"\*\*(?P<bold>\S|\S[^\n]{0,300}?\S)\*\*|`(?P<code>[^`\n]{1,300})`")
 _OPENER = re.compile(r"\*\*(?=\S|$)|\*$|`")
 _LONGEST_SPAN = 300
+_RED, _ERASE = "\x1b[31m", "\r\x1b[2K"
+_SHORT = 60
 
 
 class MarkdownStream:
@@ -98,10 +100,6 @@ class MarkdownStream:
         return written + rest
 
 
-_RED, _ERASE = "\x1b[31m", "\r\x1b[2K"
-_SHORT = 60
-
-
 class ShownCall(Struct):
     """A call of a tool, as it is shown."""
 
@@ -153,14 +151,26 @@ class ThreadScreen:
             self.thread_id = self.thread_id or event.thread_id
         match event:
             case ReplyDelta(kind="text", text=text):
-                self._write_text(text)
+                self.clear()
+                self.text += text
+                if not self._has_turns:
+                    self._is_in_line = not text.endswith("\n")
+                    if self._is_terminal:
+                        text = self._escaper.feed(text)
+                        text = self._markdown.feed(text) if self._has_colour else text
+                    self._write(sys.stdout, text)
             case ThreadEvent(kind="resumed"):
                 self.begin_turn()
             case ThreadEvent(kind="model"):
                 self.end_text()
                 self._begin_calls(event)
             case ThreadEvent(kind="result"):
-                self._end_call(event)
+                part = as_object(event.body.get("part"))
+                if (call := self._open.pop(as_text(part.get("id")), None)) is not None:
+                    call.status, call.content = as_text(event.body.get("status")), as_text(part.get("content"))
+                    call.seconds = (event.at - call.began_at) / 1_000
+                    self.note(call.line(), style=_DIM if call.status == "ok" else _RED)
+                self.status(", ".join(one.line() for one in self._open.values()) or "…")
             case ThreadEvent(kind="model_failed"):
                 self.error = as_text(event.body.get("message"))
                 self.note(f"error: {self.error}", style=_RED)
@@ -168,8 +178,6 @@ class ThreadScreen:
                 self.note(f"started {as_text(event.body.get('item'))} as {as_text(event.body.get('thread_id'))}")
             case ThreadEvent(kind="limit") if event.body.get("limit"):
                 self.note(f"limit reached: {as_text(event.body.get('limit'))}", style=_RED)
-            case _:
-                pass
 
     def has_shown(self, result: object) -> bool:
         """Whether a result is the text that was written last."""
@@ -216,23 +224,11 @@ class ThreadScreen:
             self._write(sys.stdout, "\n")
             self._is_in_line = False
 
-    def _write_text(self, text: str) -> None:
-        self.clear()
-        self.text += text
-        if self._has_turns:
-            return
-        self._is_in_line = not text.endswith("\n")
-        if self._is_terminal:
-            text = self._escaper.feed(text)
-            text = self._markdown.feed(text) if self._has_colour else text
-        self._write(sys.stdout, text)
-
     def _begin_calls(self, event: ThreadEvent) -> None:
         for part in map(as_object, as_list(event.body.get("parts"))):
             if part.get("type") == "call":
-                call = ShownCall(
-                    len(self.calls) + 1, as_text(part.get("name")), as_text(part.get("arguments")), event.at
-                )
+                name, arguments = as_text(part.get("name")), as_text(part.get("arguments"))
+                call = ShownCall(len(self.calls) + 1, name, arguments, event.at)
                 self._open[as_text(part.get("id"))] = call
                 self.calls.append(call)
         if self._has_turns:
@@ -241,15 +237,6 @@ class ThreadScreen:
         if self._open:
             self.text = ""
             self.status(", ".join(call.line() for call in self._open.values()))
-
-    def _end_call(self, event: ThreadEvent) -> None:
-        part: JsonObject = as_object(event.body.get("part"))
-        call = self._open.pop(as_text(part.get("id")), None)
-        if call is not None:
-            call.status, call.content = as_text(event.body.get("status")), as_text(part.get("content"))
-            call.seconds = (event.at - call.began_at) / 1_000
-            self.note(call.line(), style=_DIM if call.status == "ok" else _RED)
-        self.status(", ".join(one.line() for one in self._open.values()) or "…")
 
     def _write(self, stream: TextIO, text: str) -> None:
         if not self._is_silent:

@@ -32,6 +32,11 @@ from kiwi_mcp.surfaces.gateway.oauth import LOOPBACK, TokenVerifier, is_access_t
 _FAILURES, _WINDOW = 30, 60.0
 """How many wrong tokens are answered one by one in how many seconds, before all of them are asked to wait."""
 _TAKES_NOTHING = "This server only gives, and takes nothing."
+visiting: ContextVar[GatewayUser | None] = ContextVar("visiting", default=None)
+"""The sender of the request that is being answered.
+
+The SDK passes it on to everything that is done for a request, and so does every task, even one that outlives it.
+"""
 
 
 class GatewayUser(Struct, frozen=True):
@@ -237,13 +242,6 @@ def _host(authority: str) -> str:
         return (urlsplit(f"//{authority}").hostname or "").lower()
     except ValueError:
         return ""
-
-
-visiting: ContextVar[GatewayUser | None] = ContextVar("visiting", default=None)
-"""The sender of the request that is being answered.
-
-The SDK passes it on to everything that is done for a request, and so does every task, even one that outlives it.
-"""
 
 
 class VisitedKernel(Kernel):

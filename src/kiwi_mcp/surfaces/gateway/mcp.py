@@ -77,6 +77,22 @@ PING_SECONDS: Final = 15.0
 Header: TypeAlias = tuple[bytes, bytes]
 Encode: TypeAlias = Callable[[JSONRPCMessage], bytes]
 """Writes a message as JSON."""
+MAX_BODY = 4_194_304
+_SESSIONS, _SESSIONS_EACH = 1_024, 256
+"""How many sessions are kept: of everybody, and of one visitor."""
+_IDLE_SECONDS = 1_800.0
+MCP = "/mcp"
+_CALL_SECONDS = 86_460.0
+"""How long a request may take: as long as the longest tool may, and a moment."""
+_LISTENING_SECONDS = 3_600.0
+"""How long a stream may listen for news; then the client opens another."""
+_AT_ONCE = 64
+"""How many requests of one visitor are answered at a time, and how many streams of theirs listen.
+
+Both together are a quarter of the connections that there can be.
+"""
+_LOOK_SECONDS = 5.0
+"""How soon a token that was removed ends what was begun with it."""
 
 
 class StreamReply:
@@ -217,12 +233,6 @@ def encode_modern(message: JSONRPCMessage) -> bytes:
     return json.dumps(response, separators=(",", ":")).encode()
 
 
-MAX_BODY = 4_194_304
-_SESSIONS, _SESSIONS_EACH = 1_024, 256
-"""How many sessions are kept: of everybody, and of one visitor."""
-_IDLE_SECONDS = 1_800.0
-
-
 class Session(StreamableHTTPServerTransport):
     """The SDK's session; calls take the fast path if their client cannot be asked while it waits."""
 
@@ -324,20 +334,6 @@ class Sessions(StreamableHTTPSessionManager):
         for name in [name for name, owner in self._session_owners.items() if is_over(owner["client_id"])]:
             if (transport := self._server_instances.get(name)) is not None:
                 await self._discard_session(name, transport)
-
-
-MCP = "/mcp"
-_CALL_SECONDS = 86_460.0
-"""How long a request may take: as long as the longest tool may, and a moment."""
-_LISTENING_SECONDS = 3_600.0
-"""How long a stream may listen for news; then the client opens another."""
-_AT_ONCE = 64
-"""How many requests of one visitor are answered at a time, and how many streams of theirs listen.
-
-Both together are a quarter of the connections that there can be.
-"""
-_LOOK_SECONDS = 5.0
-"""How soon a token that was removed ends what was begun with it."""
 
 
 class _Visit(Struct, eq=False):

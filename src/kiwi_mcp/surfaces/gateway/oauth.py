@@ -33,6 +33,27 @@ WELL_KNOWN = "/.well-known/oauth-protected-resource"
 _WORDS = ("issuer", "audience", "scope")
 _SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")
 """A scope as RFC 6749 has it."""
+ALGORITHMS: Mapping[str, Mapping[str, str]] = {
+    "RS256": {"kty": "RSA"},
+    "PS256": {"kty": "RSA"},
+    "ES256": {"kty": "EC", "crv": "P-256"},
+    "EdDSA": {"kty": "OKP", "crv": "Ed25519"},
+}
+"""The ways of signing that are taken, and the keys that each needs: no shared secrets, and never none at all."""
+_log = logging.getLogger("kiwi.gateway")
+_FRESH, _STALE = 600.0, 3_600.0
+"""For how many seconds keys are used without a question, and for how many more while the provider is silent."""
+_PAUSE, _RETRY = 60.0, 5.0
+"""How many seconds lie between fetches for keys that are not known, and after one that failed."""
+_SECONDS = 8.0
+_MAX_BYTES = 262_144
+_MAX_KEYS = 100
+_OK = 200
+_LEEWAY = 30
+"""How many seconds the clocks of the provider and of this machine may differ."""
+_TYPES = frozenset({"", "jwt", "at+jwt", "application/jwt", "application/at+jwt"})
+"""What an access token may call itself; other tokens of a provider (of a logout, of an event) are signed alike."""
+_MAX_SUBJECT = 255
 
 
 class IdentityProvider(Struct, frozen=True):
@@ -127,25 +148,6 @@ def _written(path: Path) -> Mapping[str, str]:
 
 def _unreadable(reason: str, fix: str) -> InvalidManifest:
     return InvalidManifest(f"The owner's {FILE_NAME}", [Issue("", reason, fix)])
-
-
-ALGORITHMS: Mapping[str, Mapping[str, str]] = {
-    "RS256": {"kty": "RSA"},
-    "PS256": {"kty": "RSA"},
-    "ES256": {"kty": "EC", "crv": "P-256"},
-    "EdDSA": {"kty": "OKP", "crv": "Ed25519"},
-}
-"""The ways of signing that are taken, and the keys that each needs: no shared secrets, and never none at all."""
-
-_log = logging.getLogger("kiwi.gateway")
-_FRESH, _STALE = 600.0, 3_600.0
-"""For how many seconds keys are used without a question, and for how many more while the provider is silent."""
-_PAUSE, _RETRY = 60.0, 5.0
-"""How many seconds lie between fetches for keys that are not known, and after one that failed."""
-_SECONDS = 8.0
-_MAX_BYTES = 262_144
-_MAX_KEYS = 100
-_OK = 200
 
 
 class JwksCache:
@@ -279,13 +281,6 @@ def _authority(url: str) -> str:
     parts = urlsplit(url)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     return f"{host}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
-
-
-_LEEWAY = 30
-"""How many seconds the clocks of the provider and of this machine may differ."""
-_TYPES = frozenset({"", "jwt", "at+jwt", "application/jwt", "application/at+jwt"})
-"""What an access token may call itself; other tokens of a provider (of a logout, of an event) are signed alike."""
-_MAX_SUBJECT = 255
 
 
 class VerifiedToken(Struct, frozen=True):

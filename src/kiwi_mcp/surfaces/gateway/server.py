@@ -59,6 +59,13 @@ _SECONDS = 240.0
 HEALTH = "/health"
 _WAITS = {429: "60", 503: "2"}
 """After how many seconds a client may try again."""
+API = "/v1/"
+OPENAPI = "/openapi.json"
+PORT = 8765
+_CONNECTIONS = 512
+_HEAD_SECONDS = 10.0
+"""How long a connection may take to send the head of its first request."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def gateway(
@@ -215,10 +222,6 @@ def _answer(error: KiwiError, challenge: str = "", *, is_mcp: bool = False) -> R
     return JSONResponse(response, status_code=error.http_status, headers=headers)
 
 
-API = "/v1/"
-OPENAPI = "/openapi.json"
-
-
 def verb_routes(kernel: VisitedKernel, wrap: Callable[[Endpoint], Endpoint]) -> Sequence[Route]:
     """Return a route for each verb that is not local, and one for the OpenAPI document."""
 
@@ -291,13 +294,6 @@ def openapi() -> JsonObject:
     }
 
 
-PORT = 8765
-_CONNECTIONS = 512
-_HEAD_SECONDS = 10.0
-"""How long a connection may take to send the head of its first request."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
 class GatewayConfig(Struct, frozen=True):
     """Where the gateway listens, whether it is read-only, and for which project and which users it runs tools."""
 
@@ -345,43 +341,36 @@ def serve(
     access = TokenVerifier(listening.oauth) if listening.oauth and not listening.is_read_only else None
     door = _door(TokenStore(user), listening, access)
     database = open_database(settings.url)
+
+    async def serving() -> None:
+        async with AsyncExitStack() as stack:
+            if access is not None:
+                stack.push_async_callback(access.aclose)
+            mcp, kernel, always_sent = None, None, 0
+            if not listening.is_read_only:
+                kernel = VisitedKernel(listening.project, user=user, is_wide=listening.is_wide)
+                mcp = await stack.enter_async_context(tools(door, kernel))
+                with suppress(KiwiError):  # unreadable preferences: every list says so, and the meta-tools stay
+                    always_sent = len((await kernel.offers()).tools)
+            server = GatewayServer(
+                _config(gateway(registry, door, mcp=mcp, kernel=kernel), listening),
+                announce=lambda port: announce(
+                    replace(listening, port=port or listening.port, always_sent=always_sent)
+                ),
+                leave=mcp.end if mcp is not None else None,
+            )
+            try:
+                await server.serve([listening_at(listening.socket)] if listening.socket is not None else None)
+            finally:
+                if listening.socket is not None:
+                    listening.socket.unlink(missing_ok=True)
+
     try:
         registry = Registry(database, settings.actor)
         seed(registry, __version__)  # what others push depends on what ships with Kiwi, which only the server provides
-        asyncio.run(_serve(user, registry, door, access, listening, announce))
+        asyncio.run(serving())
     finally:
         database.close()
-
-
-async def _serve(
-    user: Path,
-    registry: Registry,
-    door: Authenticator,
-    access: TokenVerifier | None,
-    listening: GatewayConfig,
-    announce: Callable[[GatewayConfig], None],
-) -> None:
-    async with AsyncExitStack() as stack:
-        if access is not None:
-            stack.push_async_callback(access.aclose)
-        mcp, kernel = None, None
-        if not listening.is_read_only:
-            kernel = VisitedKernel(listening.project, user=user, is_wide=listening.is_wide)
-            mcp = await stack.enter_async_context(tools(door, kernel))
-            with suppress(KiwiError):  # preferences that cannot be read: every list says so, and the meta-tools stay
-                listening = replace(listening, always_sent=len((await kernel.offers()).tools))
-        app = gateway(registry, door, mcp=mcp, kernel=kernel)
-        server = GatewayServer(
-            _config(app, listening),
-            announce=lambda port: announce(replace(listening, port=port or listening.port)),
-            leave=mcp.end if mcp is not None else None,
-        )
-        listener = [listening_at(listening.socket)] if listening.socket is not None else None
-        try:
-            await server.serve(listener)
-        finally:
-            if listening.socket is not None:
-                listening.socket.unlink(missing_ok=True)
 
 
 @asynccontextmanager

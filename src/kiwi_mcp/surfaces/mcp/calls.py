@@ -41,6 +41,13 @@ from kiwi_mcp.surfaces.mcp.tasks import TaskManager, TaskMethods, declares_tasks
 
 _LONGEST_STATE = 4_096
 """The longest state that is looked at, in characters; ours are far shorter."""
+PARKED_SECONDS = 600.0
+"""How long a call waits for its client to come back."""
+_THREAD_SECONDS = 10.0
+"""How long a call that starts a thread may take to do so before it becomes a task like any other."""
+MOST_PARKED = 64
+"""How many calls of one principal may wait."""
+_MOST_IN_ALL = 1_024
 
 
 def bind(principal: str, method: str, name: str, arguments: JsonObject) -> str:
@@ -68,15 +75,6 @@ class StateCodec:
         except InvalidRequestState:
             return None
         return str(ticket) if bound == binding and monotonic() < until else None
-
-
-PARKED_SECONDS = 600.0
-"""How long a call waits for its client to come back."""
-_THREAD_SECONDS = 10.0
-"""How long a call that starts a thread may take to do so before it becomes a task like any other."""
-MOST_PARKED = 64
-"""How many calls of one principal may wait."""
-_MOST_IN_ALL = 1_024
 
 
 class WaitingCalls:

@@ -15,12 +15,37 @@ LINE_LIMIT = 16_000_000
 
 OVERLONG = b"\xff"
 """The placeholder of a line over the limit. It is not UTF-8, so it cannot be mistaken for a message."""
+_LARGEST_LIST = 8_000_000
+_LONGEST_FILE_NAME = 200
+PREFERENCES = "memory/preferences.yaml"
+"""The file with the preferences below the user's folder, unless `config.yaml` names another memory."""
+VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
+CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
+CLIENT_KEY = "io.modelcontextprotocol/clientInfo"
+_READ_SIZE = 65_536
+_LONGEST_OPENING = 65_536
+_MOST_BRACKETS = 100
+"""How many brackets an opening may hold: far below any parser's limit on nesting."""
+_LARGEST_ID = 2**53
+# Shapes: a type stands for itself, `{}` for any object, a dict for an object with known members that fit, `"*"` for
+# every member, a list for a list of the shape in it, None for what is left to the SDK. Members that no shape names are
+# ignored, as the SDK does.
+_CREATE: dict[str, object] = {"create": {}, "createMessage": {}}
+_CAPABILITIES = {
+    "roots": {"listChanged": bool},
+    "sampling": {"context": {}, "tools": {}},
+    "elicitation": {"form": {}, "url": {}},
+    "experimental": {"*": {}},
+    "extensions": {"*": {}},
+    "tasks": {"cancel": {}, "list": {}, "requests": {"elicitation": _CREATE, "sampling": _CREATE}},
+}
+_ICON = {"src": str, "mimeType": str, "sizes": [str], "theme": None}
+_CLIENT = {"name": str, "version": str, "title": str, "description": str, "websiteUrl": str, "icons": [_ICON]}
+_INITIALIZE = {"protocolVersion": str, "capabilities": _CAPABILITIES, "clientInfo": _CLIENT}
 
 
 class LineBuffer:
     """Bytes that arrived and were not taken yet, one line at a time."""
-
-    __slots__ = ("_buffer", "_is_closed", "_is_skipping", "_limit", "_returned", "_scanned")
 
     def __init__(self, limit: int = LINE_LIMIT) -> None:
         self._buffer = bytearray()
@@ -72,8 +97,6 @@ class LineBuffer:
 class StdioPipe:
     """The two ends that carry the conversation: private duplicates, which no child inherits."""
 
-    __slots__ = ("inbound", "outbound")
-
     def __init__(self, inbound: int, outbound: int) -> None:
         self.inbound = inbound
         self.outbound = outbound
@@ -117,14 +140,6 @@ def _duplicate(number: int) -> int:
     return private
 
 
-_LARGEST = 8_000_000
-_LONGEST_NAME = 200
-
-
-PREFERENCES = "memory/preferences.yaml"
-"""The file with the preferences below the user's folder, unless `config.yaml` names another memory."""
-
-
 def stamp(preferences: str = PREFERENCES) -> list[int] | None:
     """Return what tells one version of the owner's choices and servers from another; None without any."""
     found: list[int] = []
@@ -142,7 +157,7 @@ def recall(project: str) -> dict[str, str]:
     """Return the list by era, if it was made for this project under the stamp that holds now; else nothing."""
     try:
         with open(path_of(project), encoding="utf-8") as file:  # noqa: PTH123 - as above
-            kept = json.loads(file.read(_LARGEST))
+            kept = json.loads(file.read(_LARGEST_LIST))
         tools: dict[str, str] = kept.pop("tools")
         made_under = stamp(kept.pop("preferences", PREFERENCES))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -158,7 +173,7 @@ def conditions(project: str, made_under: list[int] | None) -> dict[str, object]:
 
 def path_of(project: str) -> str:
     """Return the file of a project's list, named by the end of its path; the file itself names its project."""
-    name = os.fsencode(_absolute(project).replace("%", "%25").replace(os.sep, "%2F"))[-_LONGEST_NAME:]
+    name = os.fsencode(_absolute(project).replace("%", "%25").replace(os.sep, "%2F"))[-_LONGEST_FILE_NAME:]
     return f"{_user()}/state/mcp/tools{os.fsdecode(name)}.json"
 
 
@@ -171,40 +186,11 @@ def _absolute(project: str) -> str:
     return os.path.abspath(os.path.expanduser(project)) if project else ""  # noqa: PTH100, PTH111 - as above
 
 
-VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
-CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
-CLIENT_KEY = "io.modelcontextprotocol/clientInfo"
-
-_READ_SIZE = 65_536
-_LONGEST_OPENING = 65_536
-_MOST_BRACKETS = 100
-"""How many brackets an opening may hold: far below any parser's limit on nesting."""
-_LARGEST_ID = 2**53
-
-# Shapes: a type stands for itself, `{}` for any object, a dict for an object with known members that fit, `"*"` for
-# every member, a list for a list of the shape in it, None for what is left to the SDK. Members that no shape names are
-# ignored, as the SDK does.
-_CREATE: dict[str, object] = {"create": {}, "createMessage": {}}
-_CAPABILITIES = {
-    "roots": {"listChanged": bool},
-    "sampling": {"context": {}, "tools": {}},
-    "elicitation": {"form": {}, "url": {}},
-    "experimental": {"*": {}},
-    "extensions": {"*": {}},
-    "tasks": {"cancel": {}, "list": {}, "requests": {"elicitation": _CREATE, "sampling": _CREATE}},
-}
-_ICON = {"src": str, "mimeType": str, "sizes": [str], "theme": None}
-_CLIENT = {"name": str, "version": str, "title": str, "description": str, "websiteUrl": str, "icons": [_ICON]}
-_INITIALIZE = {"protocolVersion": str, "capabilities": _CAPABILITIES, "clientInfo": _CLIENT}
-
-
 class HandshakeResult:
     """The result of stage one: the lines that the SDK must also process, and the lines without an answer yet.
 
     `listed` is the list of tools that was given out, with the era it was given in.
     """
-
-    __slots__ = ("heard", "lines", "listed")
 
     def __init__(self, lines: LineBuffer, heard: list[bytes], listed: tuple[str, str] | None = None) -> None:
         self.lines = lines

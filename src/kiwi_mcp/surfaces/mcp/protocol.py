@@ -20,6 +20,14 @@ Context: TypeAlias = ServerRequestContext[dict[str, object]]
 
 LEFT = "kiwi.left"
 """Under which a request over HTTP holds the event of its end: of its answer, or of its client."""
+STRUCTURED_SINCE = "2025-06-18"
+"""The first revision in which results have structured content."""
+ANY_STRUCTURE_SINCE = "2026-07-28"
+"""The first in which that may be something else than an object."""
+NOT_FOUND_IS_INVALID_SINCE = "2026-07-28"
+"""The first in which an unknown resource has no error code of its own."""
+BLOCKS_SINCE: Mapping[str, str] = {"audio": "2025-03-26", "resource_link": "2025-06-18"}
+"""The first revision of each kind of content that was not there from the beginning."""
 
 
 class KernelApi(Protocol):
@@ -53,13 +61,3 @@ def left(context: Context) -> asyncio.Event | None:
     """Return the event that the client of a request waits no longer; None where that ends the request itself."""
     found: asyncio.Event | None = getattr(context.request, "scope", {}).get(LEFT)
     return found
-
-
-STRUCTURED_SINCE = "2025-06-18"
-"""The first revision in which results have structured content."""
-ANY_STRUCTURE_SINCE = "2026-07-28"
-"""The first in which that may be something else than an object."""
-NOT_FOUND_IS_INVALID_SINCE = "2026-07-28"
-"""The first in which an unknown resource has no error code of its own."""
-BLOCKS_SINCE: Mapping[str, str] = {"audio": "2025-03-26", "resource_link": "2025-06-18"}
-"""The first revision of each kind of content that was not there from the beginning."""

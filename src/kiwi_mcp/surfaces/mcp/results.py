@@ -25,6 +25,16 @@ from kiwi_mcp.surfaces.mcp.protocol import ANY_STRUCTURE_SINCE, BLOCKS_SINCE, ST
 
 _FACTS = ("path", "trash_path", "signature", "plan", "chain", "variables", "reasons", "created", "next")
 """The words of an action's answer that its reader acts on."""
+CONTENT = "kiwi/content"
+"""The key of the mark in the `_meta` of a result."""
+COST = "kiwi/context"
+"""The key beside it, of what the result costs: bytes, and about how many tokens."""
+ResultT = TypeVar("ResultT", bound=types.Result)
+_OURS = {"resultType", "cacheScope"}
+"""What every server says for itself: who may share an answer of Kiwi's is not for the server behind it to say."""
+_DEEPEST = 100
+"""How deep an answer may be nested: parsers of other languages refuse more than a few hundred levels."""
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def summarize(content: JsonObject) -> str:
@@ -191,13 +201,6 @@ def _text_of(parts: Iterable[object]) -> str:
     return "\n".join(texts)
 
 
-CONTENT = "kiwi/content"
-"""The key of the mark in the `_meta` of a result."""
-COST = "kiwi/context"
-"""The key beside it, of what the result costs: bytes, and about how many tokens."""
-ResultT = TypeVar("ResultT", bound=types.Result)
-
-
 def with_label(result: ResultT, answer: Answer) -> ResultT:
     """Return a result with its mark; a refusal is data."""
     content = answer.content
@@ -212,10 +215,6 @@ def with_label(result: ResultT, answer: Answer) -> ResultT:
     }
     cost = dict(cost_of_result(result).to_json())
     return result.model_copy(update={"meta": {**(result.meta or {}), CONTENT: mark, COST: cost}})
-
-
-_OURS = {"resultType", "cacheScope"}
-"""What every server says for itself: who may share an answer of Kiwi's is not for the server behind it to say."""
 
 
 def passed_call(passed: JsonObject, *, revision: str) -> types.CallToolResult | None:
@@ -307,11 +306,6 @@ def _note(block: JsonObject) -> JsonObject:
     elif text := as_text(held.get("text")):
         note["bytes"] = len(text.encode(errors="replace"))
     return note
-
-
-_DEEPEST = 100
-"""How deep an answer may be nested: parsers of other languages refuse more than a few hundred levels."""
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def as_result(answer: Answer, *, revision: str) -> CallToolResult:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from secrets import token_hex
-from typing import Final, TypeAlias, cast, get_args
+from typing import Final, NamedTuple, TypeAlias, cast, get_args
 
 import anyio
 import mcp_types as types
@@ -40,21 +40,37 @@ _MOST_QUESTIONS = 1_000
 
 is_unhurried: ContextVar[bool] = ContextVar("is_unhurried", default=False)
 """Whether a request is cancelled once at most, then waited for: its work tidies up without a task of its own."""
+_ANSWER_SECONDS = 600.0
+"""How long a person, or their model, may take for one answer, in seconds."""
+_LONGEST_MESSAGE = 500
+_REQUESTS: Final[Mapping[QuestionMethod, TypeAdapter[types.InputRequest]]] = {
+    "elicitation/create": TypeAdapter(types.ElicitRequest),
+    "sampling/createMessage": TypeAdapter(types.CreateMessageRequest),
+    "roots/list": TypeAdapter(types.ListRootsRequest),
+}
+_ANSWERS: Final[Mapping[QuestionMethod, TypeAdapter[types.InputResponse]]] = {
+    "elicitation/create": TypeAdapter(types.ElicitResult),
+    "sampling/createMessage": TypeAdapter(types.CreateMessageResult | types.CreateMessageResultWithTools),
+    "roots/list": TypeAdapter(types.ListRootsResult),
+}
+LEVELS: tuple[types.LoggingLevel, ...] = get_args(types.LoggingLevel)
+"""From the least to the most urgent."""
+_LEVEL_KEY = "kiwi.log_level"
+_MOST_LINES = 256
+"""How many lines may wait for a client that reads slowly; those beyond are dropped."""
+INTERVAL = 0.1
+"""The minimum time between two notifications, in seconds. Of the reports in between, only the latest is sent."""
+Send: TypeAlias = Callable[[float, float | None, str | None], Awaitable[None]]
+"""Sends one note: how much is done, of how much, and in words where there are any."""
 
 
-class _Asked:
+class _Asked(NamedTuple):
     """Questions that were asked together: the key of each by its sent name, and all answers, once they arrive."""
 
-    def __init__(self, names: Mapping[str, str]) -> None:
-        self.names = names
-        self.all: asyncio.Future[Answers] = asyncio.get_running_loop().create_future()
-        self._answers: dict[str, JsonObject] = {}
-
-    def take(self, name: str, answer: JsonObject) -> None:
-        """Take one answer."""
-        self._answers[self.names[name]] = answer
-        if len(self._answers) == len(self.names) and not self.all.done():
-            self.all.set_result(self._answers)
+    names: Mapping[str, str]
+    all: asyncio.Future[Answers]
+    answers: dict[str, JsonObject]
+    """The answers so far."""
 
 
 class RunningCall:
@@ -129,7 +145,10 @@ class RunningCall:
             question = self.pending.get(name)
             if question is not None and isinstance(answer, Mapping) and is_answer(question, answer):
                 del self.pending[name]
-                self._asked.pop(name).take(name, answer)
+                asked = self._asked.pop(name)
+                asked.answers[asked.names[name]] = answer
+                if len(asked.answers) == len(asked.names) and not asked.all.done():
+                    asked.all.set_result(asked.answers)
                 self._announce()
 
     def refuse(self, message: str, suggestion: str) -> None:
@@ -183,7 +202,8 @@ class RunningCall:
         refuse_unaskable(questions, self.capabilities)
         if len(self._used) + len(questions) > _MOST_QUESTIONS:
             raise _unanswered(questions, f"The tool asks more than {_MOST_QUESTIONS} questions in one call.")
-        asked = _Asked({self._unused(key, question): key for key, question in questions.items()})
+        names = {self._unused(key, question): key for key, question in questions.items()}
+        asked = _Asked(names, asyncio.get_running_loop().create_future(), {})
         self.pending |= {name: questions[key] for name, key in asked.names.items()}
         self._asked |= dict.fromkeys(asked.names, asked)
         self.deliver({name: self._early_answers.pop(name) for name in asked.names if name in self._early_answers})
@@ -222,22 +242,6 @@ class RunningCall:
     def _announce(self) -> None:
         if self.on_change is not None:
             self.on_change()
-
-
-_ANSWER_SECONDS = 600.0
-"""How long a person, or their model, may take for one answer, in seconds."""
-_LONGEST_MESSAGE = 500
-
-_REQUESTS: Final[Mapping[QuestionMethod, TypeAdapter[types.InputRequest]]] = {
-    "elicitation/create": TypeAdapter(types.ElicitRequest),
-    "sampling/createMessage": TypeAdapter(types.CreateMessageRequest),
-    "roots/list": TypeAdapter(types.ListRootsRequest),
-}
-_ANSWERS: Final[Mapping[QuestionMethod, TypeAdapter[types.InputResponse]]] = {
-    "elicitation/create": TypeAdapter(types.ElicitResult),
-    "sampling/createMessage": TypeAdapter(types.CreateMessageResult | types.CreateMessageResultWithTools),
-    "roots/list": TypeAdapter(types.ListRootsResult),
-}
 
 
 class _AnyObject(BaseModel):
@@ -350,18 +354,6 @@ def _lacking(question: Question, capabilities: JsonObject) -> str:
 def _unanswered(questions: Questions, message: str, suggestion: str = "") -> Unanswered:
     methods = sorted({question.method for question in questions.values()})
     return Unanswered(methods, message=message, suggestion=suggestion)
-
-
-LEVELS: tuple[types.LoggingLevel, ...] = get_args(types.LoggingLevel)
-"""From the least to the most urgent."""
-_LEVEL_KEY = "kiwi.log_level"
-_MOST_LINES = 256
-"""How many lines may wait for a client that reads slowly; those beyond are dropped."""
-INTERVAL = 0.1
-"""The minimum time between two notifications, in seconds. Of the reports in between, only the latest is sent."""
-
-Send: TypeAlias = Callable[[float, float | None, str | None], Awaitable[None]]
-"""Sends one note: how much is done, of how much, and in words where there are any."""
 
 
 async def set_level(context: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:

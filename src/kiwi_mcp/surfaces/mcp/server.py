@@ -34,6 +34,15 @@ _HINTS: dict[CacheableMethod, CacheHint] = {
     "resources/list": _LIST,
     "resources/templates/list": _LIST,
 }
+_CLIENT: JsonObject = {"name": "rehearsal", "version": "0"}
+ENVELOPE: JsonObject = {
+    "_meta": {
+        types.PROTOCOL_VERSION_META_KEY: LATEST_MODERN_VERSION,
+        types.CLIENT_CAPABILITIES_META_KEY: {},
+        types.CLIENT_INFO_META_KEY: _CLIENT,
+    }
+}
+"""What every request of the modern era carries."""
 
 
 class McpServer(Server[dict[str, object]]):
@@ -98,17 +107,6 @@ def build_server(
     changes.serve(server)
     calls.serve(server)
     return server
-
-
-_CLIENT: JsonObject = {"name": "rehearsal", "version": "0"}
-ENVELOPE: JsonObject = {
-    "_meta": {
-        types.PROTOCOL_VERSION_META_KEY: LATEST_MODERN_VERSION,
-        types.CLIENT_CAPABILITIES_META_KEY: {},
-        types.CLIENT_INFO_META_KEY: _CLIENT,
-    }
-}
-"""What every request of the modern era carries."""
 
 
 def handshake(version: str) -> JsonObject:

@@ -58,6 +58,8 @@ _JOINED = 65_536
 """The longest message that waits for others to be written with it, in bytes."""
 _FLUSH_SECONDS = 2.0
 """How long a client that has left may keep us waiting with what it did not read."""
+_KEPT = 64
+"""For how many projects a list is kept."""
 
 
 class StdioWriter(ObjectSendStream[SessionMessage]):
@@ -227,10 +229,6 @@ def encoded(message: JSONRPCMessage) -> bytes:
         number = message.id if isinstance(message, JSONRPCResponse | JSONRPCError) else None
         fault = ErrorData(code=INTERNAL_ERROR, message="The answer cannot be written as JSON")
         return JSONRPCError(jsonrpc="2.0", id=number, error=fault).model_dump_json(exclude_unset=True).encode()
-
-
-_KEPT = 64
-"""For how many projects a list is kept."""
 
 
 def run(wire: StdioPipe, opening: HandshakeResult, project: str) -> None:

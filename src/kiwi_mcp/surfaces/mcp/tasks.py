@@ -65,29 +65,11 @@ _OF_THREAD: Mapping[str, TaskStatus] = {
 }  # fmt: skip
 """The status of a task by that of its thread. A thread that failed has a result that is an error."""
 _DETAILS: Mapping[TaskStatus, str] = {"input_required": "inputRequests", "completed": "result", "failed": "error"}
-
-
-class StoreBackoff:
-    """The failures of the store: the longer it fails, the less often it is asked."""
-
-    def __init__(self) -> None:
-        self._failures = 0
-
-    def failed(self, error: KiwiError) -> None:
-        """Note that it failed."""
-        if not self._failures:
-            _log.warning("tasks cannot be kept for now: %s", error.message)
-        self._failures += 1
-
-    def worked(self) -> None:
-        """Note that it works."""
-        if self._failures:
-            _log.warning("tasks are kept again, after %d failures", self._failures)
-        self._failures = 0
-
-    def pause(self) -> float:
-        """Return how long to wait before the next request."""
-        return min(LOOK_SECONDS * 2.0 ** min(self._failures, 10), LONGEST_PAUSE)
+_LISTEN = "subscriptions/listen"
+_MOST_WATCHED = 64
+"""How many tasks one stream may follow."""
+_READ_SECONDS, _MOST_READ = 1.0, 8
+"""How often one stream has tasks read that other processes make, which say nothing, and how many of them at a time."""
 
 
 class RunningTask:
@@ -155,7 +137,8 @@ class TaskManager:
         self._ending: set[asyncio.Task[None]] = set()
         self._is_closing = False
         self._news: asyncio.Future[None] | None = None
-        self._backoff = StoreBackoff()
+        self._failures = 0
+        """How often in a row the store failed: the longer it fails, the less often it is asked."""
 
     async def open(self, errand: RunningCall, method: str, identity: str) -> Task | None:
         """Keep a call as a task, durably; None where that cannot be, and the call is as it was before."""
@@ -172,9 +155,9 @@ class TaskManager:
                 with anyio.CancelScope(shield=True):
                     is_stored = await asyncio.to_thread(lambda: self._tasks().add(task))
             except KiwiError as error:
-                self._backoff.failed(error)
+                self._failed(error)
                 return None
-            self._backoff.worked()
+            self._worked()
             if not is_stored:
                 return None
         self._running[task.id] = RunningTask(task, errand)
@@ -253,6 +236,16 @@ class TaskManager:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
+    def _failed(self, error: KiwiError) -> None:
+        if not self._failures:
+            _log.warning("tasks cannot be kept for now: %s", error.message)
+        self._failures += 1
+
+    def _worked(self) -> None:
+        if self._failures:
+            _log.warning("tasks are kept again, after %d failures", self._failures)
+        self._failures = 0
+
     async def _stored(self, work: Callable[[Tasks], StoredT]) -> StoredT:
         try:
             return await asyncio.to_thread(lambda: work(self._tasks()))
@@ -272,7 +265,7 @@ class TaskManager:
         try:
             await asyncio.to_thread(lambda: self._tasks().finish(ended))
         except KiwiError as error:
-            self._backoff.failed(error)  # it is tried again with the next look
+            self._failed(error)  # it is tried again with the next look
         else:
             self._running.pop(ended.id, None)
 
@@ -280,16 +273,16 @@ class TaskManager:
         """Tell the store of the stored tasks under way here, and do with them what others want."""
         beaten_at, stored = monotonic(), dict[str, TaskStatus]()
         while any(running.is_stored for running in self._running.values()):
-            await asyncio.sleep(self._backoff.pause())
+            await asyncio.sleep(min(LOOK_SECONDS * 2.0 ** min(self._failures, 10), LONGEST_PAUSE))
             current = [running.current() for running in self._running.values() if running.is_stored]
             statuses = {task.id: task.status for task in current}
             is_due = statuses != stored or monotonic() - beaten_at >= BEAT_SECONDS
             try:
                 wishes = await asyncio.to_thread(self._exchange, current if is_due else ())
             except KiwiError as error:
-                self._backoff.failed(error)
+                self._failed(error)
                 continue
-            self._backoff.worked()
+            self._worked()
             if is_due:
                 beaten_at, stored = monotonic(), statuses
                 for task in current:
@@ -406,13 +399,6 @@ def missing_tasks(what: str) -> MCPError:
     )
 
 
-_LISTEN = "subscriptions/listen"
-_MOST_WATCHED = 64
-"""How many tasks one stream may follow."""
-_READ_SECONDS, _MOST_READ = 1.0, 8
-"""How often one stream has tasks read that other processes make, which say nothing, and how many of them at a time."""
-
-
 class _Stream(ServerSession):
     """The session of one stream; its acknowledgement also names the tasks that it reports on."""
 
@@ -522,12 +508,9 @@ class TaskMethods:
                         continue
                     if task.updated_at != sent_at.get(task_id):
                         sent_at[task_id] = task.updated_at
-                        await stream.send_notification(_notification(task, number), related_request_id=number)
+                        params = {**task_to_json(task), "_meta": {SUBSCRIPTION_ID_META_KEY: number}}
+                        note = cast("types.ServerNotification", TaskNotification(params=params))
+                        await stream.send_notification(note, related_request_id=number)
                     if not task.is_over:
                         waiting.append(task_id)  # behind those that had no turn
                 await asyncio.wait({news}, timeout=_READ_SECONDS)
-
-
-def _notification(task: Task, number: types.RequestId | None) -> types.ServerNotification:
-    params = {**task_to_json(task), "_meta": {SUBSCRIPTION_ID_META_KEY: number}}
-    return cast("types.ServerNotification", TaskNotification(params=params))

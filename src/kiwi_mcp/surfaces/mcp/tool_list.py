@@ -39,17 +39,26 @@ ONLY_META_TOOLS = Offers(meta_tools=tuple(verb.name for verb in VERBS if verb.is
 
 View: TypeAlias = Callable[[Offers], Offers]
 """Removes from the offers what the caller may not know about."""
+_FRESH = 1.0
+"""For how many seconds the tool of a name is the one that it was."""
+_PATIENCE, _FIRST_PATIENCE = 0.5, 10.0
+"""For how many seconds a client waits for new offers where there are older ones, and where there are none yet."""
+HELP = "kiwi://help/"
+KNOWLEDGE = "kiwi://knowledge/"
+SKILL = "kiwi://skill/"
+INTERVAL: Final = 2.0
+"""How often the list is checked while a client listens, in seconds."""
+SOON: Final = 0.5
+"""How soon it is looked at after a call, which may have changed something."""
+_WATCHED = 64
+"""How many resources one client may watch."""
+_SENDING = 5.0
+"""How long a client may take to read that something changed, in seconds."""
 
 
 def everything(offers: Offers) -> Offers:
     """Leave nothing out."""
     return offers
-
-
-_FRESH = 1.0
-"""For how many seconds the tool of a name is the one that it was."""
-_PATIENCE, _FIRST_PATIENCE = 0.5, 10.0
-"""For how many seconds a client waits for new offers where there are older ones, and where there are none yet."""
 
 
 class ClientToolList:
@@ -118,24 +127,9 @@ class ClientToolList:
         return offer if offer is None or self._view(Offers((), (offer,))).tools else None
 
 
-HELP = "kiwi://help/"
-KNOWLEDGE = "kiwi://knowledge/"
-SKILL = "kiwi://skill/"
-
-
 def tail(uri: str, head: str) -> str:
     """Return what an address names below one of Kiwi's own; nothing where it does not begin like that."""
     return unquote(uri.removeprefix(head)) if uri.startswith(head) else ""
-
-
-INTERVAL: Final = 2.0
-"""How often the list is checked while a client listens, in seconds."""
-SOON: Final = 0.5
-"""How soon it is looked at after a call, which may have changed something."""
-_WATCHED = 64
-"""How many resources one client may watch."""
-_SENDING = 5.0
-"""How long a client may take to read that something changed, in seconds."""
 
 
 class _Hearer(Struct):
