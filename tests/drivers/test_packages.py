@@ -16,7 +16,7 @@ import pytest
 from tests.drivers.conftest import PackageIndex
 
 from kiwi_mcp.domain.json import as_list, as_object, as_text
-from kiwi_mcp.drivers.environments.package_manager import server_package
+from kiwi_mcp.drivers.environments.packages import server_package
 from kiwi_mcp.kernel import Kernel
 
 SERVER = """

@@ -28,7 +28,7 @@ METAL = {
 METAL_MODULES = {"asyncio.subprocess", "ftplib", "http.client", "imaplib", "pty", "smtplib", "urllib.request"}
 """Modules of the standard library that reach the world; the linter knows whole packages only and cannot name them."""
 
-MAY_PASS_VARIABLES_ON = {"drivers/environments/installer.py"}
+MAY_PASS_VARIABLES_ON = {"drivers/environments/packages.py"}
 """Installers are given the variables that say where packages are and how to reach them."""
 
 KINDS = {"primitive", "runtime", "mcp_server", "mcp_tool", "script", "api", "directive", "knowledge", "composite"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object
-from kiwi_mcp.drivers.environments.installer import installer_env, named_indexes
+from kiwi_mcp.drivers.environments.packages import installer_env, named_indexes
 from kiwi_mcp.kernel import Answer
 
 Ask = Callable[..., Answer]

@@ -11,7 +11,7 @@ import pytest
 from tests.plugins.machines import Machine, MakeMachine
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
-from kiwi_mcp.drivers import scratch
+from kiwi_mcp.drivers import process
 
 READ = 'cat "$KIWI_SCRATCH/note"'
 OTHERS = 'ls "$(dirname "$KIWI_SCRATCH")"'
@@ -180,8 +180,8 @@ def test_a_link_in_place_of_the_folder_is_not_followed(bob: Machine, tmp_path: P
 @pytest.mark.req("H2", "H4")
 @pytest.mark.case("TR-P02")
 def test_a_full_scratch_folder_stops_its_group_and_no_other(bob: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "_MOST_BYTES", 4_000_000)
-    monkeypatch.setattr(scratch, "_MOST_FILES", 100)
+    monkeypatch.setattr(process, "_MOST_BYTES", 4_000_000)
+    monkeypatch.setattr(process, "_MOST_FILES", 100)
     put(bob, "bytes", 'head -c 40000000 /dev/zero > "$KIWI_SCRATCH/big"; sleep 20')
     put(bob, "files", 'for i in $(seq 300); do : > "$KIWI_SCRATCH/$i"; done; sleep 20')
     put(bob, "next", "echo ran")
@@ -215,5 +215,5 @@ def test_what_another_tool_deletes_meanwhile_does_not_stop_a_call(
         return look(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    assert scratch._used(group)[1] == 2
+    assert process._used(group)[1] == 2
     assert not (group / "a").exists()

@@ -20,7 +20,7 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, 
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan, ReadSpec
 from kiwi_mcp.domain.times import now_ms
-from kiwi_mcp.drivers.driver import Dispatch
+from kiwi_mcp.drivers import Dispatch
 from kiwi_mcp.drivers.thread import ThreadItem
 from kiwi_mcp.manifest.composite import FAIL, Composite, CompositeStep, checked_composite, read_composite
 from kiwi_mcp.manifest.expressions import compiled, is_true

@@ -19,7 +19,7 @@ from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.outcome import Outcome, Progress, Report
 from kiwi_mcp.domain.plan import REPEATABLE, HttpSpec, Plan, Retry
-from kiwi_mcp.drivers.driver import Dispatch
+from kiwi_mcp.drivers import Dispatch
 from kiwi_mcp.drivers.output import NotJsonOutput, parse
 from kiwi_mcp.manifest.templates import (
     ABSENT,

@@ -9,7 +9,7 @@ from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import ChangeSpec, Plan, ReadSpec
-from kiwi_mcp.drivers.driver import Dispatch
+from kiwi_mcp.drivers import Dispatch
 from kiwi_mcp.memory.files import planned, version_of
 
 

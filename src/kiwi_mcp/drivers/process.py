@@ -1,4 +1,7 @@
-"""The process driver: one process from the files of a tool and the config of its runtime; builds and syntax checks."""
+"""The process driver: one process from the files of a tool and the config of its runtime.
+
+It also builds tools, checks their syntax, and gives the tools of one source a scratch folder.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,14 @@ import os
 import re
 import shutil
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from signal import Signals
 from stat import S_ISREG
+from time import time
 from typing import Literal
 from uuid import uuid4
 
@@ -26,27 +31,27 @@ from kiwi_mcp.domain.errors import (
     InvalidManifest,
     IsolationUnavailable,
     PolicyDenied,
+    TooLarge,
     Unavailable,
 )
-from kiwi_mcp.domain.isolation import Level, SandboxProfile, strictest
+from kiwi_mcp.domain.isolation import Level, ResourceLimits, SandboxProfile, strictest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, compact, text_of
 from kiwi_mcp.domain.outcome import Logs, Outcome, Progress, Report, silent
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
-from kiwi_mcp.drivers import container, git_copy, tool_calls
-from kiwi_mcp.drivers.driver import Dispatch, SyntaxCheck
-from kiwi_mcp.drivers.environments import installer, package_manager
+from kiwi_mcp.drivers import Dispatch, SyntaxCheck, container, git_copy, tool_calls
+from kiwi_mcp.drivers.environments import packages
 from kiwi_mcp.drivers.environments.environment import Environment, base_env, make_once
 from kiwi_mcp.drivers.output import NotJsonOutput, ParsedOutput, json_or_text, parse
 from kiwi_mcp.drivers.sandboxed import backend_for, open_sandbox
-from kiwi_mcp.drivers.scratch import VARIABLE, refuse_unknown, with_scratch
 from kiwi_mcp.manifest.runtime import RuntimeConfig, declared_env, runtime_config, seconds, texts
 from kiwi_mcp.manifest.templates import ABSENT, Values, defaulted, escape, placeholders, plain, render, variables
 from kiwi_mcp.policy.isolation import with_remedy
 from kiwi_mcp.primitives.process.run import ProcessResult
 from kiwi_mcp.primitives.process.spawn import find_program, search_path
+from kiwi_mcp.sandbox.limits import quota
 
 _SPELLED_OUT_LIMIT = 100_000
 """The most that parameters may take as arguments or variables; the system's own limit is a little higher."""
@@ -69,7 +74,7 @@ class Process:
         # Dependencies play no part in syntax: the bare interpreter of the environment is enough.
         environment = Environment()
         if words.manager:
-            environment = package_manager.PackageManager(words.manager, chain.executor).bare()
+            environment = packages.PackageManager(words.manager, chain.executor).bare()
         facts = _facts_of(chain, space, environment)
         program, *arguments = _fill(words.check, facts)
         argv = (_program(program, words, environment, search_path(environment.bin)), *arguments)
@@ -156,7 +161,7 @@ class Process:
                 tool_id=chain.tool.id,
             )
         if "scratch" in plan.facts:
-            refuse_unknown(chain, profile)
+            _refuse_unknown(chain, profile)
         try:
             await backend_for(profile, space)
         except IsolationUnavailable as refused:
@@ -206,7 +211,7 @@ class Process:
         tool_files, runtime_files = facts["tool.files"], facts["runtime.files"]
         own = [tool_files, runtime_files, environment.folder, tool_calls.CLIENT if frame.items else ""]
         own += [build.folder] if build else []
-        profile, watch = with_scratch(chain, profile, space) if "scratch" in plan.facts else (profile, None)
+        profile, watch = _with_scratch(chain, profile, space) if "scratch" in plan.facts else (profile, None)
         try:
             sandbox = await open_sandbox(profile, space, tuple(filter(None, own)))
         except IsolationUnavailable as refused:
@@ -218,7 +223,7 @@ class Process:
             _have_snapshot(chain.executor, runtime_files)
             if build:
                 seen = (tool_files, runtime_files, *filter(None, [environment.folder]))
-                level = installer.install_level(profile.level)
+                level = packages.install_level(profile.level)
                 compiler = SandboxProfile(level, readable=seen, writable=(build.folder,))
                 make = partial(_compile, build=build, profile=compiler, space=space, report=caller.report)
                 await make_once(Path(build.folder), make)
@@ -227,7 +232,7 @@ class Process:
         env = dict(spec.env)
         if profile.scratch:
             sandbox = replace(sandbox, scratch_watch=watch)
-            env[VARIABLE] = escape(profile.scratch)
+            env["KIWI_SCRATCH"] = escape(profile.scratch)
         if caller.journal is not None:  # a call of a thread: it has the same key whenever it is repeated
             env["KIWI_IDEMPOTENCY_KEY"] = caller.origin.key
         start = partial(sandbox.run, secrets=secrets, report=caller.report, confirm=confirm)
@@ -284,7 +289,7 @@ def _frame_of(chain: Chain, space: Space) -> Frame:
         return known
     tool, words, environment = chain.tool, runtime_config(chain.executor), Environment()
     if words.manager:
-        manager = package_manager.PackageManager(words.manager, chain.executor)
+        manager = packages.PackageManager(words.manager, chain.executor)
         environment = manager.plan(tool, words.packages, space.cache)
     base = {name: escape(value) for name, value in base_env(tool, space, environment).items()}
     declared = {**declared_env(tool), **words.env}
@@ -327,13 +332,13 @@ async def _install(environment: Environment, plan: Plan, frame: Frame, report: R
     manager, profile = frame.words.manager, plan.profile
     if manager is None:
         return
-    level = installer.install_level(profile.level if profile else strictest(()))
-    builder = installer.Installer(frame.space, level, report)
+    level = packages.install_level(profile.level if profile else strictest(()))
+    builder = packages.Installer(frame.space, level, report)
     if not manager.is_shipped:
         # Its commands are those of the runtime's author: they run at its level, with its provenance.
         assert profile is not None  # noqa: S101 - the plan of a process has one
-        builder = installer.Installer(frame.space, profile.level, report, profile.provenance, is_shipped=False)
-    await package_manager.PackageManager(manager, frame.chain.executor).make(environment, frame.chain.tool, builder)
+        builder = packages.Installer(frame.space, profile.level, report, profile.provenance, is_shipped=False)
+    await packages.PackageManager(manager, frame.chain.executor).make(environment, frame.chain.tool, builder)
 
 
 def _unwritable(space: Space, fault: OSError) -> Unavailable:
@@ -631,6 +636,68 @@ def _is_exact(tool: Tool, folder: str) -> bool:
     except OSError:
         return False
     return bool(tool.files) or os.path.isdir(folder)  # noqa: PTH112 - on the way of every run
+
+
+_MOST_BYTES, _MOST_FILES = 268_435_456, 10_000
+_SCRATCH_UNUSED = 86_400.0
+"""How long a folder stays when no tool of its group is called, in seconds: as long as a call may take."""
+
+
+def _refuse_unknown(chain: Chain, profile: SandboxProfile) -> None:
+    """Refuse an item of unknown origin: it belongs to no group."""
+    if profile.provenance == "unknown":
+        raise PolicyDenied(
+            f"{chain.tool.id!r} shares a scratch folder with other tools of its source, and is not signed.",
+            suggestion=f"Read it, then `kiwi sign {chain.tool.id}`.",
+            tool_id=chain.tool.id,
+        )
+
+
+def _with_scratch(
+    chain: Chain, profile: SandboxProfile, space: Space
+) -> tuple[SandboxProfile, Callable[[], str] | None]:
+    """Return a profile with the scratch folder of a tool's group, and what watches its size.
+
+    The group of a tool is where it was found, and who is proved to have written it: no manifest can name another group.
+    """
+    _refuse_unknown(chain, profile)
+    origin = chain.tool.origin
+    project = str(space.project) if origin.is_in_project else ""
+    group = "\0".join((origin.source, origin.namespace, project, profile.provenance, chain.tool.signer))
+    folder = space.cache / "scratch" / sha256(group.encode()).hexdigest()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if time() - folder.stat().st_mtime > _SCRATCH_UNUSED:
+            shutil.rmtree(folder)
+            folder.mkdir(mode=0o700)
+        os.utime(folder)
+        size, count = _used(folder)
+    except OSError as fault:
+        raise Unavailable(
+            f"The scratch folder {str(folder)!r} cannot be used: {fault.strerror or fault}.",
+            suggestion="Make it writable, or delete it: tools keep nothing of value there.",
+        ) from fault
+    if size >= _MOST_BYTES or count >= _MOST_FILES:
+        raise TooLarge(f"The scratch folder {str(folder)!r} of {chain.tool.id!r}", size=size, limit=_MOST_BYTES)
+    rest = replace(ResourceLimits(), workspace_bytes=_MOST_BYTES - size, workspace_files=_MOST_FILES - count)
+    shared = replace(profile, writable=(*profile.writable, str(folder)), scratch=str(folder))
+    return shared, quota((str(folder),), rest)
+
+
+def _used(folder: Path) -> tuple[int, int]:
+    """Return the bytes and the number of files in a folder; no links are followed, and it ends at the limits."""
+    size, count, waiting = 0, 0, [str(folder)]
+    while waiting and size < _MOST_BYTES and count < _MOST_FILES:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                count += 1
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                with suppress(FileNotFoundError):  # another tool of the group deleted it meanwhile
+                    size += entry.stat(follow_symlinks=False).st_blocks * 512
+                if count >= _MOST_FILES:
+                    break
+    return size, count
 
 
 create_driver = Process

@@ -13,7 +13,7 @@ from kiwi_mcp.domain.items import Chain, Tool, ToolFile
 from kiwi_mcp.domain.json import JsonObject, as_text
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan, ReadSpec
-from kiwi_mcp.drivers.driver import Dispatch
+from kiwi_mcp.drivers import Dispatch
 from kiwi_mcp.manifest.markdown import body, links, text_faults
 from kiwi_mcp.manifest.program import checked_inputs, directive_program, folder_issues, undeclared
 

@@ -10,7 +10,7 @@ from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan
-from kiwi_mcp.drivers.driver import Dispatch
+from kiwi_mcp.drivers import Dispatch
 from kiwi_mcp.drivers.native import Native
 
 

@@ -20,7 +20,7 @@ from kiwi_mcp.domain.calls import Caller, Space
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, compact, text_of
-from kiwi_mcp.drivers.driver import Dispatch
+from kiwi_mcp.drivers import Dispatch
 from kiwi_mcp.primitives.local_socket import connected_pair
 
 CLIENT = str(FOLDER / "client")

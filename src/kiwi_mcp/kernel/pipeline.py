@@ -25,7 +25,7 @@ from kiwi_mcp.domain.grants import Allow, Deny, Rights, Verdict
 from kiwi_mcp.domain.items import Chain, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_object
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
-from kiwi_mcp.drivers.driver import Driver, unavailable
+from kiwi_mcp.drivers import Driver, unavailable
 from kiwi_mcp.kernel.approvals import ApprovalGate
 from kiwi_mcp.kernel.checkpoints import checkpoint
 from kiwi_mcp.kernel.context import Context

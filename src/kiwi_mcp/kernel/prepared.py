@@ -20,7 +20,7 @@ from kiwi_mcp.domain.grants import Rights
 from kiwi_mcp.domain.isolation import SandboxProfile
 from kiwi_mcp.domain.items import Chain, Needs
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
-from kiwi_mcp.drivers.driver import Driver
+from kiwi_mcp.drivers import Driver
 from kiwi_mcp.kernel.settings import FILE_NAME as SETTINGS
 from kiwi_mcp.kernel.store import Store as UserStore
 from kiwi_mcp.manifest.signatures import canonical

@@ -29,7 +29,7 @@ from kiwi_mcp.domain.errors import (
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import SOURCE_TRAITS, Chain, Source, Tool
 from kiwi_mcp.domain.json import as_list, as_text
-from kiwi_mcp.drivers.driver import Driver
+from kiwi_mcp.drivers import Driver
 from kiwi_mcp.kernel.context import Context
 from kiwi_mcp.kernel.paths import refuse_nowhere
 from kiwi_mcp.kernel.pipeline import judge_plan, prepare, refuse_denied

@@ -22,7 +22,7 @@ _LATER = (
 )  # fmt: skip
 """Modules of others that most commands do not need: they are loaded when they are first used."""
 _OWN_LATER = (
-    "drivers.container", "drivers.environments.installer", "drivers.environments.package_manager", "drivers.git_copy",
+    "drivers.container", "drivers.environments.packages", "drivers.git_copy",
     "drivers.tool_calls", "kernel.checkpoints.checkpoint", "kernel.mcp_servers", "kernel.tool_list",
     "manifest.directive", "manifest.hooks", "manifest.legacy", "manifest.markdown", "manifest.mcp.launch_command",
     "manifest.permissions", "manifest.program", "manifest.python_source", "memory.files", "policy.secret_access",

@@ -15,8 +15,7 @@ from kiwi_mcp.domain.errors import EnvironmentFailed, InvalidManifest
 from kiwi_mcp.domain.json import JsonObject, as_object
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.drivers.environments.installer import installer_env
-from kiwi_mcp.drivers.environments.package_manager import base_interpreter
+from kiwi_mcp.drivers.environments.packages import base_interpreter, installer_env
 
 VERSION = "import iniconfig\ndef main():\n    return iniconfig.__name__"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kiwi_mcp.drivers.environments.installer import ANY, npm_indexes, uv_indexes
+from kiwi_mcp.drivers.environments.packages import ANY, npm_indexes, uv_indexes
 
 
 def test_without_settings_any_host_may_be_the_index(home: Path) -> None:

@@ -18,8 +18,7 @@ import pytest
 from tests.drivers.conftest import PackageIndex
 
 from kiwi_mcp.domain.json import Json, JsonObject
-from kiwi_mcp.drivers.environments.installer import npm_indexes
-from kiwi_mcp.drivers.environments.package_manager import faults_of
+from kiwi_mcp.drivers.environments.packages import faults_of, npm_indexes
 from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.kernel.paths import cache_folder
 

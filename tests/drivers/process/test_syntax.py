@@ -12,7 +12,7 @@ from tests.drivers.process.conftest import Bench
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.drivers.driver import SyntaxCheck
+from kiwi_mcp.drivers import SyntaxCheck
 from kiwi_mcp.drivers.process import Process
 
 RUBY = """

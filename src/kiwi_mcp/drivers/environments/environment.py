@@ -6,7 +6,7 @@ import asyncio
 import fcntl
 import os
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -14,10 +14,8 @@ from time import monotonic
 
 from msgspec import Struct, field
 
-from kiwi_mcp.catalog.item_reader import load_bytes
 from kiwi_mcp.domain.calls import Space
-from kiwi_mcp.domain.errors import InvalidManifest, Unavailable
-from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.primitives.process.spawn import search_path
@@ -42,22 +40,6 @@ class Environment(Struct, frozen=True):
         """Return what a plan says about it."""
         own = {"lock": self.lock} if self.lock else {}
         return {"kind": self.kind, "folder": self.folder, "packages": list(self.packages), "linked": self.linked, **own}
-
-
-def refuse_others(tool: Tool, packages: Sequence[str], is_one: Callable[[str], bool]) -> None:
-    """Refuse requirements that are not a name and versions: addresses, paths, options."""
-    fix = "Write a name and versions, such as `httpx>=0.27`."
-    others = [package for package in packages if not is_one(package)]
-    if others:
-        reason = "is not a package of an index"
-        issues = [Issue("config.requires", f"{package!r} {reason}", fix) for package in others]
-        raise InvalidManifest(f"{tool.id!r}", issues)
-
-
-def text_in(tool: Tool, path: str) -> str:
-    """Return the text of one file of a tool, empty where it has no such file."""
-    found = next((file for file in tool.files if file.path == path), None)
-    return load_bytes(tool, found).decode("utf-8", errors="replace") if found else ""
 
 
 def address(*parts: str) -> str:

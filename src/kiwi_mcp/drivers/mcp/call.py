@@ -20,8 +20,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
 from kiwi_mcp.domain.outcome import Outcome, Progress, silent
 from kiwi_mcp.domain.safe_text import strip_controls
-from kiwi_mcp.drivers.mcp.connection import ServerConnection
-from kiwi_mcp.drivers.mcp.errors import QUOTED
+from kiwi_mcp.drivers.mcp.connection import QUOTED, ServerConnection
 from kiwi_mcp.drivers.mcp.rpc import ProgressCallback
 from kiwi_mcp.drivers.mcp.server import ServerRequest
 from kiwi_mcp.drivers.mcp.server_events import LONGEST_REPORT, CallerChannel, answered

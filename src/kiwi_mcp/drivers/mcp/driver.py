@@ -22,7 +22,7 @@ from kiwi_mcp.domain.mcp import Era, ServerListing
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import REPEATABLE, HttpSpec, Plan, ProcessSpec
 from kiwi_mcp.domain.safe_text import strip_controls
-from kiwi_mcp.drivers.driver import Dispatch, unavailable
+from kiwi_mcp.drivers import Dispatch, unavailable
 from kiwi_mcp.drivers.mcp.call import ServerCall, asked, for_want_of, refused
 from kiwi_mcp.drivers.mcp.connection import ServerConnection, ServerInfo
 from kiwi_mcp.drivers.mcp.oauth.account import account_for, forget, log_in, settled

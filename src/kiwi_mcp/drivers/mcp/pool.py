@@ -14,8 +14,7 @@ from msgspec import Struct, field
 from kiwi_mcp.domain.errors import KiwiError, LoginRequired, Unavailable
 from kiwi_mcp.domain.mcp import Era
 from kiwi_mcp.domain.outcome import silent
-from kiwi_mcp.drivers.environments.installer import Installer, install_level
-from kiwi_mcp.drivers.environments.package_manager import have_package
+from kiwi_mcp.drivers.environments.packages import Installer, have_package, install_level
 from kiwi_mcp.drivers.mcp.connection import ServerConnection
 from kiwi_mcp.drivers.mcp.server import ServerConfig
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from contextvars import Context
 from functools import partial
 from itertools import count
@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Final, TypeAlias
 
 import anyio
-from anyio.abc import ObjectReceiveStream, TaskGroup
+from anyio.abc import TaskGroup
 from mcp.shared.dispatcher import coerce_request_id
 from mcp.shared.exceptions import MCPError
 from mcp.shared.inbound import (
@@ -208,51 +208,66 @@ FLOOD = 10_000
 """Notifications too many after which a server is no longer listened to."""
 
 
-class IncomingFilter(ObjectReceiveStream[SessionMessage | Exception]):
-    """A message stream without what the request channel takes, and without excess or unused notifications."""
+class Dispatcher:
+    """Reads what a server sends, and brings each message to the one who handles it.
 
-    def __init__(self, stream: Incoming, ended: Callable[[Exception | None], None], channel: RequestChannel) -> None:
-        self.answered: Callable[[RequestId], None] | None = None
-        """The callback that gets the number of each answered request."""
-        self._stream = stream
-        self._ended = ended
-        self._channel = channel
+    A notification goes to its handler with the context of the request that it belongs to, if that is known; those that
+    are too many, or that Kiwi does not use, are dropped. `on_answer` gets the number of each answered request, and
+    `on_end` why the stream ended.
+    """
+
+    def __init__(
+        self,
+        incoming: Incoming,
+        outgoing: Outgoing,
+        channel: RequestChannel,
+        *,
+        on_request: Callable[[str, JsonObject], Awaitable[JsonObject]],
+        on_notification: Callable[[str, JsonObject, Context | None], None],
+        on_answer: Callable[[RequestId], None],
+        on_end: Callable[[Exception | None], None],
+    ) -> None:
+        self._incoming, self._outgoing, self._channel = incoming, outgoing, channel
+        self._on_request, self._on_notification = on_request, on_notification
+        self._on_answer, self._on_end = on_answer, on_end
+        self._open: dict[str | int, anyio.CancelScope] = {}
         self._left, self._at = BURST, monotonic()
         self.dropped = 0
         self.last_heard = monotonic()
 
-    @property
-    def last_context(self) -> Context | None:
-        """The context of the request that the last received message belongs to, if the transport provides it."""
-        found: Context | None = getattr(self._stream, "last_context", None)
-        return found
+    async def run(self) -> None:
+        """Read until the stream ends; requests of the server that are still open then are answered with an error."""
+        async with self._outgoing, anyio.create_task_group() as group:
+            try:
+                async with aclosing(self._incoming):
+                    while (message := await self._received()) is not None:
+                        self._dispatch(message, group)
+            finally:
+                self._channel.end()  # also while the server is greeted: an ended stream brings no answer
+                group.cancel_scope.cancel()
 
-    async def receive(self) -> SessionMessage | Exception:
-        """Return the next message; the end of the stream is reported, however it happens."""
+    async def _received(self) -> JSONRPCMessage | None:
+        """Return the next message to handle; None at the end of the stream, which is reported, however it happens."""
         try:
-            while not self._passes(item := await self._stream.receive()):
-                pass
+            while True:
+                item = await self._incoming.receive()
+                self.last_heard = monotonic()
+                if isinstance(item, SessionMessage) and self._passes(item.message):
+                    return item.message
         except (anyio.EndOfStream, anyio.ClosedResourceError):
-            self._ended(None)
-            raise anyio.EndOfStream from None
+            self._on_end(None)
         except Exception as fault:  # noqa: BLE001 - whatever the wire raises is why the connection ended
-            self._ended(fault)
-            raise anyio.EndOfStream from None
-        return item
+            self._on_end(fault)
+        return None
 
-    def _passes(self, item: SessionMessage | Exception) -> bool:
-        now = monotonic()
-        self.last_heard = now
-        if isinstance(item, Exception):
-            return True
-        message = item.message
+    def _passes(self, message: JSONRPCMessage) -> bool:
         if not isinstance(message, JSONRPCNotification):
             number = message.id if isinstance(message, JSONRPCResponse | JSONRPCError) else None
-            if number is not None and self.answered is not None:
-                self.answered(coerce_request_id(number))
+            if number is not None:
+                self._on_answer(coerce_request_id(number))
             return not self._channel.takes(message)
-        self._left = min(BURST, self._left + (now - self._at) * RATE) - 1
-        self._at = now
+        self._left = min(BURST, self._left + (self.last_heard - self._at) * RATE) - 1
+        self._at = self.last_heard
         if self._left >= 0:
             return message.method in _HEARD
         self._left = 0
@@ -263,46 +278,9 @@ class IncomingFilter(ObjectReceiveStream[SessionMessage | Exception]):
             )
         return False
 
-    async def aclose(self) -> None:
-        """Stop reading."""
-        await self._stream.aclose()
-
-
-class Dispatcher:
-    """Reads what a server sends, and brings each message to the one who handles it.
-
-    A notification goes to its handler with the context of the request that it belongs to, if that is known.
-    """
-
-    def __init__(
-        self,
-        incoming: IncomingFilter,
-        outgoing: Outgoing,
-        channel: RequestChannel,
-        on_request: Callable[[str, JsonObject], Awaitable[JsonObject]],
-        on_notification: Callable[[str, JsonObject, Context | None], None],
-    ) -> None:
-        self._incoming = incoming
-        self._outgoing = outgoing
-        self._channel = channel
-        self._on_request = on_request
-        self._on_notification = on_notification
-        self._open: dict[str | int, anyio.CancelScope] = {}
-
-    async def run(self) -> None:
-        """Read until the stream ends; requests of the server that are still open then are answered with an error."""
-        async with self._outgoing, anyio.create_task_group() as group:
-            try:
-                async with self._incoming:
-                    async for item in self._incoming:
-                        if isinstance(item, SessionMessage):
-                            self._dispatch(item.message, group)
-            finally:
-                self._channel.end()  # also while the server is greeted: an ended stream brings no answer
-                group.cancel_scope.cancel()
-
     def _dispatch(self, message: JSONRPCMessage, group: TaskGroup) -> None:
-        context = self._incoming.last_context
+        # Only some transports know which request a message belongs to.
+        context: Context | None = getattr(self._incoming, "last_context", None)
         match message:
             case JSONRPCRequest():
                 scope = self._open[coerce_request_id(message.id)] = anyio.CancelScope()

@@ -22,7 +22,7 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, 
 from kiwi_mcp.domain.mcp import expand, names_in
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
 from kiwi_mcp.drivers.environments.environment import Environment, base_env
-from kiwi_mcp.drivers.environments.package_manager import Package, server_package
+from kiwi_mcp.drivers.environments.packages import Package, server_package
 from kiwi_mcp.drivers.http import auth_headers, basic_auth
 from kiwi_mcp.manifest.runtime import declared_env, seconds
 from kiwi_mcp.manifest.templates import defaulted, escape, render_text, variables

@@ -26,7 +26,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import SOURCE_TRAITS
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.mcp import Offers
-from kiwi_mcp.drivers.environments.package_manager import server_package
+from kiwi_mcp.drivers.environments.packages import server_package
 from kiwi_mcp.drivers.sandboxed import backend_reports, known_backend_reports
 from kiwi_mcp.kernel.context import Services, VerbContext
 from kiwi_mcp.kernel.memory_move import MemoryMove

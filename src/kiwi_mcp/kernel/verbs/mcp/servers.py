@@ -25,7 +25,7 @@ from kiwi_mcp.domain.mcp import MAX_DIFF, Definition, ServerRecord, State
 from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.domain.safe_text import strip_controls
 from kiwi_mcp.domain.times import moment
-from kiwi_mcp.drivers.environments.package_manager import server_package
+from kiwi_mcp.drivers.environments.packages import server_package
 from kiwi_mcp.drivers.mcp.server import RESTART, log_path
 from kiwi_mcp.kernel.context import Context, VerbContext
 from kiwi_mcp.kernel.mcp_definitions import accepted, difference, launch_summary
