@@ -25,8 +25,7 @@ from kiwi_mcp.domain.cards import Card, CardFeatures
 from kiwi_mcp.search.port import Encoder, FeatureStorage, Floats
 from kiwi_mcp.search.tokens import COMMON, spelled, stem, words
 
-SIZE = 388
-"""The bytes of a packed vector: a byte for each of 384 coordinates, and their common scale."""
+SIZE = 388  # the bytes of a packed vector: a byte for each of 384 coordinates, and their common scale
 
 _RECIPE = b"3"  # changes when the same text would give other words
 _MOST = 255
@@ -123,8 +122,7 @@ def parted(table: NDArray[np.uint8]) -> tuple[NDArray[np.int8], Floats]:
     return table[:, : SIZE - 4].view(np.int8), np.ascontiguousarray(table[:, SIZE - 4 :]).view(_SCALE)
 
 
-COARSE = 128
-"""How many coordinates are compared with all cards; the nearest cards are compared in full."""
+COARSE = 128  # how many coordinates are compared with all cards; the nearest cards are compared in full
 
 _SATURATION = 0.6  # how fast a repeated word stops adding to the score of a card: another word adds more
 
@@ -141,8 +139,7 @@ class SegmentArrays(NamedTuple):
     impacts: Floats
     in_name: Flags
     name_sizes: Floats
-    usual: Floats
-    """The usual length of each field."""
+    usual: Floats  # the usual length of each field
     packed: NDArray[np.uint8]
     coarse: Floats
     """The first coordinates of all cards, a row for each coordinate: this layout is the fastest to multiply with."""

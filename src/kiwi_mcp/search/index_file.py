@@ -30,8 +30,7 @@ from kiwi_mcp.domain.cards import Card, CardFeatures
 from kiwi_mcp.manifest.files import write_whole
 from kiwi_mcp.search.index import CardIndex, Key, Place, Segment, SegmentArrays, is_sound
 
-MIN_CARDS, MAX_CARDS = 1_000, 500_000
-"""How many cards are worth a file, and how many are too many for one."""
+MIN_CARDS, MAX_CARDS = 1_000, 500_000  # how many cards are worth a file, and how many are too many for one
 _MAX_BYTES = 1_200_000_000
 _MAX_AGE = 30 * 86_400
 """After how many seconds a file is made again from the stored features, which would count as unused otherwise."""

@@ -86,16 +86,11 @@ class Encoder(Protocol):
 class MatchReason(NamedTuple):
     """Why a card was found."""
 
-    words: tuple[str, ...] = ()
-    """The words of the query that it holds, as they were written."""
-    part: str = ""
-    """The part of the query that it matches best, if the query has several."""
-    meaning: float = 0.0
-    """How near it is in meaning, from 0 to 1; 0 if unknown."""
-    is_recalled: bool = False
-    """Whether it was used after a similar query."""
-    is_exact: bool = False
-    """Whether the query is its name."""
+    words: tuple[str, ...] = ()  # the words of the query that it holds, as they were written
+    part: str = ""  # the part of the query that it matches best, if the query has several
+    meaning: float = 0.0  # how near it is in meaning, from 0 to 1; 0 if unknown
+    is_recalled: bool = False  # whether it was used after a similar query
+    is_exact: bool = False  # whether the query is its name
 
 
 _NOTHING = MatchReason()

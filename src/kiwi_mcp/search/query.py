@@ -100,10 +100,8 @@ class ParsedQuery(Struct, frozen=True):
 
     text: str
     texts: tuple[str, ...]
-    counted: tuple[Mapping[str, int], ...]
-    """The words of each, without stop words, with their counts."""
-    vectors: Floats | None
-    """The vector of each; None without an encoder."""
+    counted: tuple[Mapping[str, int], ...]  # the words of each, without stop words, with their counts
+    vectors: Floats | None  # the vector of each; None without an encoder
 
     @property
     def stems(self) -> AbstractSet[str]:
@@ -117,8 +115,7 @@ class Term(Struct, frozen=True):
     word: str
     stems: Mapping[str, float]
     rarity: float
-    count: int
-    """How many cards hold it."""
+    count: int  # how many cards hold it
 
 
 def parse_query(text: str, encoder: Encoder | None) -> ParsedQuery:

@@ -61,8 +61,7 @@ def _pairs(word: str) -> AbstractSet[str]:
 
 
 _Kind = TypeVar("_Kind", bound=np.generic)
-MEANING, NAME = 2.6, 0.2
-"""The weights of meaning, and of the matched share of a name, relative to words."""
+MEANING, NAME = 2.6, 0.2  # the weights of meaning, and of the matched share of a name, relative to words
 
 _WHOLE_WORDS, _WHOLE_MEANING = 0.6, 0.4  # the weight of the whole query against its best clause
 _BESIDE_MEANING, _ALONE = (0.6, 0.15), (0.5, 0.3)
@@ -81,8 +80,7 @@ class SegmentScores(Struct, frozen=True):
     segment: Segment
     words: Floats
     """The word score of each card for the whole query and, a row each, for its clauses; normalized to 0 to 1."""
-    named: Floats
-    """How many words of each card's name are in the query."""
+    named: Floats  # how many words of each card's name are in the query
 
 
 class Shortlist(NamedTuple):
@@ -97,18 +95,14 @@ class ScoredCards(Struct, frozen=True):
     """The cards of all shortlists with their exact scores."""
 
     views: Sequence[SegmentScores]
-    numbers: Slots
-    """The number of the view of each card."""
+    numbers: Slots  # the number of the view of each card
     slots: Slots
-    is_hit: Flags
-    """Whether it matches: by a word, by meaning, or because it was recalled."""
+    is_hit: Flags  # whether it matches: by a word, by meaning, or because it was recalled
     scores: Floats
     said: Floats
-    is_named: Flags
-    """Whether the words of the query are those of its name."""
+    is_named: Flags  # whether the words of the query are those of its name
     parts: Slots
-    near: Floats
-    """The similarity to the whole query or to a clause, the larger one."""
+    near: Floats  # the similarity to the whole query or to a clause, the larger one
 
     def segment(self, row: int) -> Segment:
         """Return the segment of a card."""

@@ -19,7 +19,7 @@ from msgspec import Struct
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.search.encoder import encoder_name, load_encoder
-from kiwi_mcp.search.index import SIZE, Slots, pack_vectors, unpack_vectors
+from kiwi_mcp.search.index import SIZE, pack_vectors, unpack_vectors
 from kiwi_mcp.search.port import Encoder, Floats
 from kiwi_mcp.search.query import ParsedQuery
 from kiwi_mcp.search.recall_log import RecallAccess, SearchIntent, storable_part
@@ -53,11 +53,9 @@ class RecallMatch(NamedTuple):
     """The similarity of a query to the most similar one after which an item was used, and its effect."""
 
     alike: float
-    pull: float
-    """The score that the item is lifted towards, and how far."""
+    pull: float  # the score that the item is lifted towards, and how far
     lift: float
-    is_sure: bool
-    """Whether the item may pass one that was never used."""
+    is_sure: bool  # whether the item may pass one that was never used
 
     def lifted(self, score: float, first: float) -> float:
         """Return the lifted score of the item, never a lower one; it passes `first` only if the match is sure."""
@@ -69,8 +67,7 @@ class RecallMatches(Struct, frozen=True):
     """What is remembered of queries similar to one."""
 
     items: Mapping[str, RecallMatch]
-    used: AbstractSet[str]
-    """All items with any remembered query."""
+    used: AbstractSet[str]  # all items with any remembered query
 
     def to_pass(self, first: str, score: float) -> float:
         """Return the score that a recalled item passes only if sure; `first` is the best item without recall."""
@@ -115,7 +112,15 @@ class RecallIndex:
     def recall(self, query: ParsedQuery) -> RecallMatches:
         """Return what is remembered of similar queries."""
         overlap = _joined(np.stack([self._overlap({stem(word) for word in counted}) for counted in query.counted]))
-        slots = self._likely(query, overlap)
+        slots = np.arange(len(overlap), dtype=np.int32)  # the queries that are compared exactly
+        if len(overlap) > _MAX_COMPARED:
+            rough = overlap
+            if query.vectors is not None:
+                seems = _joined(query.vectors[:, :_COARSE] @ self._coarse.T)
+                rough = np.where(self._is_encoded, np.maximum(seems, overlap), overlap)
+            slots = (rough >= _COUNTS / _WORDS).nonzero()[0].astype(np.int32)
+            if len(slots) > _MAX_COMPARED:
+                slots = slots[np.argpartition(rough[slots], -_MAX_COMPARED)[-_MAX_COMPARED:]]
         overlap, items, worth = overlap[slots], self._item[slots], self._worth[slots]
         alike, same = np.minimum(_WORDS * overlap, 1), overlap  # how similar they are, and how much they are the same
         if query.vectors is not None:
@@ -135,19 +140,6 @@ class RecallIndex:
         known = (each[found].tolist() for each in (best, pull, lift, most >= _SURE))
         matches = zip((self._items[one] for one in found), map(RecallMatch, *known), strict=True)
         return RecallMatches(dict(matches), self._used)
-
-    def _likely(self, query: ParsedQuery, overlap: Floats) -> Slots:
-        """Return the queries that are compared exactly."""
-        if len(overlap) <= _MAX_COMPARED:
-            return np.arange(len(overlap), dtype=np.int32)
-        rough = overlap
-        if query.vectors is not None:
-            seems = _joined(query.vectors[:, :_COARSE] @ self._coarse.T)
-            rough = np.where(self._is_encoded, np.maximum(seems, overlap), overlap)
-        slots = (rough >= _COUNTS / _WORDS).nonzero()[0].astype(np.int32)
-        if len(slots) > _MAX_COMPARED:
-            slots = slots[np.argpartition(rough[slots], -_MAX_COMPARED)[-_MAX_COMPARED:]]
-        return slots
 
     def _overlap(self, stems: AbstractSet[str]) -> Floats:
         """Return the share of words that each remembered query has in common with others; rare words count more."""

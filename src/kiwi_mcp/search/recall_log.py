@@ -43,13 +43,10 @@ _NAMES = (
 _NAMED_SECRET = lazy_pattern(rf"(?i){_NAMES}(?=.*\w)")
 _CALLED_SECRET = lazy_pattern(rf"(?i)(?<!\S)\S++(?=\s+(?:is|was|as|for)\s+(?:\w+\s+){{0,3}}{_NAMES})")
 
-MINUTES = 10
-"""How many minutes after a search a use counts as its result."""
+MINUTES = 10  # how many minutes after a search a use counts as its result
 
-FIRST, ENOUGH = 5, 0.3
-"""How many hits count as noticed, and the score from which a hit further down does too."""
-BETWEEN = 3
-"""How many other searches may come between a search and the use of its result."""
+FIRST, ENOUGH = 5, 0.3  # how many hits count as noticed, and the score from which a hit further down does too
+BETWEEN = 3  # how many other searches may come between a search and the use of its result
 _SEARCHES = BETWEEN + 1
 _MAX_SEARCHERS = 256
 _MAX_BYTES = 1_000_000
@@ -163,15 +160,11 @@ class RecentSearches:
 class RecallAccess(Struct, frozen=True):
     """What recall needs from the kernel."""
 
-    is_enabled: Callable[[], bool]
-    """Whether the owner wants searches to be remembered."""
-    uses_meaning: Callable[[], bool]
-    """Whether the owner wants search by meaning."""
+    is_enabled: Callable[[], bool]  # whether the owner wants searches to be remembered
+    uses_meaning: Callable[[], bool]  # whether the owner wants search by meaning
     open_store: Callable[[], RecallStore]
-    open_store_if_any: Callable[[], RecallStore | None]
-    """Returns None if the store was never created."""
-    secrets: Callable[[Space], Mapping[str, str]]
-    """Returns all secret values of a space by name."""
+    open_store_if_any: Callable[[], RecallStore | None]  # returns None if the store was never created
+    secrets: Callable[[Space], Mapping[str, str]]  # returns all secret values of a space by name
 
 
 class RecallLog:

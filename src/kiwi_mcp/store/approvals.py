@@ -12,11 +12,20 @@ from msgspec.structs import replace
 from kiwi_mcp.domain.errors import ApprovalNotFound, ApprovalsWaiting, Conflict, Denied
 from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.records import Approval, ApprovalRule, ApprovalStatus
-from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, clean, id_range, within
+from kiwi_mcp.store.database import (
+    Database,
+    IntegrityFault,
+    OwnedRows,
+    Row,
+    Transaction,
+    Value,
+    clean,
+    id_range,
+    within,
+)
 from kiwi_mcp.store.runs import new_run
 
-MOST_PENDING = 20
-"""How many questions of one actor may wait."""
+MOST_PENDING = 20  # how many questions of one actor may wait
 MOST_A_MINUTE = 10
 """How many new questions one actor may ask in a minute; those that the owner said yes to are not counted."""
 MOST_RULES = 1_000
@@ -67,43 +76,39 @@ _LONGEST_NUMBER = 9
 _Kind = TypeVar("_Kind", Approval, ApprovalRule)
 
 
-class Approvals:
+class Approvals(OwnedRows):
     """The questions to one owner, and that owner's rules. What one process writes, every other reads."""
-
-    def __init__(self, database: Database, owner: str) -> None:
-        self._database = database
-        self.owner = self._owner = clean(owner)
 
     def ask(self, question: Approval) -> Approval:
         """Keep a question and return it, or the one that waits for the same already; too many are refused."""
         try:
-            with within(_PATIENCE), self._database.transaction() as transaction:
+            with within(_PATIENCE), self.database.transaction() as transaction:
                 self._tidy(transaction, question.created_at)
                 if known := self._of_plan(transaction, question, "pending"):
                     return known
-                actor_key = (self._owner, clean(question.actor))
+                actor_key = (self.owner, clean(question.actor))
                 waiting = int(transaction.read(_WAITING, actor_key)[0][0] or 0)
                 recent = int(transaction.read(_RECENT, (*actor_key, question.created_at - _MINUTE_MS))[0][0] or 0)
                 if waiting >= MOST_PENDING or recent >= MOST_A_MINUTE:
                     raise ApprovalsWaiting(waiting)
                 return self._add(transaction, question)
         except IntegrityFault:  # another process has asked the same in this very moment
-            if known := self._of_plan(self._database, question, "pending"):
+            if known := self._of_plan(self.database, question, "pending"):
                 return known
             raise
 
     def _add(self, transaction: Transaction, question: Approval) -> Approval:
         """Store a question under the next number, and return it."""
-        numbered = replace(question, number=transaction.read(_NEXT_NUMBER, (self._owner,))[0][0])
-        transaction.write(_ADD, (self._owner, *_row(numbered)))
+        numbered = replace(question, number=transaction.read(_NEXT_NUMBER, (self.owner,))[0][0])
+        transaction.write(_ADD, (self.owner, *_row(numbered)))
         return numbered
 
     def take(self, plan: Approval, run_id: str) -> Approval | None:
         """Use up the approval of a plan for one run, if there is one: of all who try, one succeeds, and only once."""
         with within(_PATIENCE):
-            if self._of_plan(self._database, plan, "approved") is None:
+            if self._of_plan(self.database, plan, "approved") is None:
                 return None
-            with self._database.transaction() as transaction:
+            with self.database.transaction() as transaction:
                 found = self._of_plan(transaction, plan, "approved")
                 if found is None or not self._use(transaction, found, run_id, plan.created_at):
                     return None
@@ -112,9 +117,9 @@ class Approvals:
     def take_again(self, plan: Approval, run_id: str, repeated: str) -> Approval | None:
         """Hand an approval that a run has used on to the run that repeats it, because its process died."""
         statement = "update approvals set run_id = ? where owner = ? and id = ? and status = 'used' and run_id = ?"
-        with within(_PATIENCE), self._database.transaction() as transaction:
+        with within(_PATIENCE), self.database.transaction() as transaction:
             found = self._of_plan(transaction, plan, "used", "and run_id = ?", (repeated,))
-            is_taken = found and transaction.write(statement, (run_id, self._owner, found.id, repeated))
+            is_taken = found and transaction.write(statement, (run_id, self.owner, found.id, repeated))
             return found if is_taken else None
 
     def accept(self, asked: Approval, run_id: str, *, by: str, how: str, now: int) -> Approval:
@@ -122,7 +127,7 @@ class Approvals:
 
         If another run used it in the meantime, this run gets an approval of its own. A denial stays a denial.
         """
-        with within(_PATIENCE), self._database.transaction() as transaction:
+        with within(_PATIENCE), self.database.transaction() as transaction:
             found = _current(self._found(transaction, asked.id), now)
             if found.status in {"expired", "denied"}:
                 said = "waited too long" if found.status == "expired" else "was answered with no meanwhile"
@@ -136,7 +141,7 @@ class Approvals:
                 expires_at = now + asked.expires_at - asked.created_at
                 found = replace(asked, id=new_run(now)[0], created_at=now, expires_at=expires_at)
                 found = self._add(transaction, replace(found, status="approved"))
-            transaction.write(_DECIDE, ("approved", now, clean(by), how, "", self._owner, found.id))
+            transaction.write(_DECIDE, ("approved", now, clean(by), how, "", self.owner, found.id))
             self._use(transaction, found, run_id, now)
             answered = replace(_stripped(found), decided_at=now, decided_by=clean(by), decided_how=how)
             return replace(answered, status="used", run_id=run_id)
@@ -144,19 +149,19 @@ class Approvals:
     def denied(self, plan: Approval, since: int) -> Approval | None:
         """Return the owner's no to the same plan, if it was said after a time, and no yes was since."""
         decided = "and decided_at > ?"
-        found = self._of_plan(self._database, plan, "denied", decided, (since,))
+        found = self._of_plan(self.database, plan, "denied", decided, (since,))
         if found is None:
             return None
-        yeses = (self._of_plan(self._database, plan, one, decided, (found.decided_at,)) for one in _YESES)
+        yeses = (self._of_plan(self.database, plan, one, decided, (found.decided_at,)) for one in _YESES)
         return None if any(yeses) else found
 
     def unfinished(self, plan: Approval) -> str:
         """Return the run that used up the last approval of a plan and is not known to have ended; else nothing."""
-        known = self._of_plan(self._database, plan, "used")
+        known = self._of_plan(self.database, plan, "used")
         if known is None or not known.run_id:
             return ""
         with within(_PATIENCE):
-            has_ended = self._database.read(
+            has_ended = self.database.read(
                 "select 1 from runs where id = ? and status not in ('started', 'unknown')", (known.run_id,)
             )
         return "" if has_ended else known.run_id
@@ -165,7 +170,7 @@ class Approvals:
         self, wanted: str, status: Literal["approved", "denied"], *, by: str, how: str, now: int, reason: str = ""
     ) -> Approval:
         """Answer a question, also otherwise than before; what was used, or waited too long, stays as it is."""
-        with within(_PATIENCE), self._database.transaction() as transaction:
+        with within(_PATIENCE), self.database.transaction() as transaction:
             self._tidy(transaction, now)
             found = self._found(transaction, wanted)
             if found.status == status:
@@ -179,7 +184,7 @@ class Approvals:
                     status=found.status,
                 )
             values = (status, now, clean(by), how, clean(reason))
-            transaction.write(_DECIDE, (*values, self._owner, found.id))
+            transaction.write(_DECIDE, (*values, self.owner, found.id))
             if status == "denied":
                 found = self._strip(transaction, found)
             return replace(
@@ -189,7 +194,7 @@ class Approvals:
     def get(self, wanted: str, now: int) -> Approval:
         """Return the approval with this number or id, or the only one with an id that starts with it."""
         with within(_PATIENCE):
-            return _current(self._found(self._database, wanted), now)
+            return _current(self._found(self.database, wanted), now)
 
     def list(
         self, now: int, *, status: ApprovalStatus | None = None, actor: str | None = None, limit: int = 20
@@ -202,69 +207,69 @@ class Approvals:
         if actor is not None:
             where, values = f"{where} and actor = ?", [*values, clean(actor)]
         with within(_PATIENCE):
-            rows = self._database.read(f"{_READ} {where} order by id desc limit ?", (self._owner, *values, limit))
+            rows = self.database.read(f"{_READ} {where} order by id desc limit ?", (self.owner, *values, limit))
         return tuple(_current(_read(row, Approval), now) for row in rows)
 
     def is_awaited(self) -> bool:
         """Whether a thread waits for an approval."""
         statement = "select 1 from threads where owner = ? and status = 'waiting' and waits_for = 'approval' limit 1"
         with within(_PATIENCE):
-            return bool(self._database.read(statement, (self._owner,)))
+            return bool(self.database.read(statement, (self.owner,)))
 
     def unknown(self, digests: Collection[str]) -> tuple[str, ...]:
         """Return those of some digests that the owner never let run."""
         statement = "select 1 from first_runs where owner = ? and digest = ?"
         with within(_PATIENCE):
-            return tuple(one for one in digests if not self._database.read(statement, (self._owner, one)))
+            return tuple(one for one in digests if not self.database.read(statement, (self.owner, one)))
 
     def rules(self) -> Sequence[ApprovalRule]:
         """Return the owner's rules, the oldest first."""
         with within(_PATIENCE):
-            rows = self._database.read(f"{_READ_RULES} order by id", (self._owner,))
+            rows = self.database.read(f"{_READ_RULES} order by id", (self.owner,))
         return tuple(_read(row, ApprovalRule) for row in rows)
 
     def add_rule(self, rule: ApprovalRule) -> ApprovalRule:
         """Keep a rule, or return the one that says the same already."""
-        with within(_PATIENCE), self._database.transaction() as transaction:
-            known = [_read(row, ApprovalRule) for row in transaction.read(_READ_RULES, (self._owner,))]
+        with within(_PATIENCE), self.database.transaction() as transaction:
+            known = [_read(row, ApprovalRule) for row in transaction.read(_READ_RULES, (self.owner,))]
             for one in known:
                 if replace(one, id=rule.id, created_at=rule.created_at, created_by=rule.created_by) == rule:
                     return one
             if len(known) >= MOST_RULES:
                 raise Conflict(f"There are {MOST_RULES:,} rules.", suggestion="Remove those that are not in use.")
-            transaction.write(_ADD_RULE, (self._owner, *_row(rule)))
+            transaction.write(_ADD_RULE, (self.owner, *_row(rule)))
             return rule
 
     def remove_rule(self, wanted: str) -> ApprovalRule:
         """Take a rule back, and return it."""
-        with within(_PATIENCE), self._database.transaction() as transaction:
-            rows = transaction.read(f"{_READ_RULES} and id >= ? and id < ?", (self._owner, *id_range(wanted)))
+        with within(_PATIENCE), self.database.transaction() as transaction:
+            rows = transaction.read(f"{_READ_RULES} and id >= ? and id < ?", (self.owner, *id_range(wanted)))
             if len(rows) != 1:
                 raise ApprovalNotFound(wanted, what="rule", is_several=bool(rows))
             rule = _read(rows[0], ApprovalRule)
-            transaction.write("delete from approval_rules where owner = ? and id = ?", (self._owner, rule.id))
+            transaction.write("delete from approval_rules where owner = ? and id = ?", (self.owner, rule.id))
             return rule
 
     def _use(self, transaction: Transaction, found: Approval, run_id: str, now: int) -> bool:
         """Use an approval up, and know from then on what was looked at with it; say whether it was there to be used."""
-        if not transaction.write(_USE, (run_id, self._owner, found.id, now)):
+        if not transaction.write(_USE, (run_id, self.owner, found.id, now)):
             return False
         self._strip(transaction, found)
         for digest in found.first_runs:
-            transaction.write(_KNOW, (self._owner, digest, found.id, now))
+            transaction.write(_KNOW, (self.owner, digest, found.id, now))
         return True
 
     def _tidy(self, transaction: Transaction, now: int) -> None:
-        for row in transaction.read(_OVERDUE, (self._owner, now, _STEP)):
+        for row in transaction.read(_OVERDUE, (self.owner, now, _STEP)):
             found = self._strip(transaction, _read(row, Approval))
-            transaction.write(_EXPIRE, (self._owner, found.id))
-        transaction.write(_PRUNE, (self._owner, now - _KEPT_MS, _STEP))
+            transaction.write(_EXPIRE, (self.owner, found.id))
+        transaction.write(_PRUNE, (self.owner, now - _KEPT_MS, _STEP))
 
     def _strip(self, transaction: Transaction, found: Approval) -> Approval:
         """Forget the parameters of a question that is over, and return the rest of it."""
         rest = _stripped(found)
         kept = (_text(rest.plan), rest.preview, _text(rest.request))
-        transaction.write(_STRIP, (*kept, self._owner, found.id))
+        transaction.write(_STRIP, (*kept, self.owner, found.id))
         return rest
 
     def _of_plan(
@@ -272,7 +277,7 @@ class Approvals:
     ) -> Approval | None:
         """Return the latest question about a plan that has a status, and is not expired where it could be."""
         alive = "and expires_at > ?" if status in {"pending", "approved"} else ""
-        given = (self._owner, clean(plan.actor), clean(plan.project), plan.plan_digest, status, *values)
+        given = (self.owner, clean(plan.actor), clean(plan.project), plan.plan_digest, status, *values)
         with within(_PATIENCE):
             rows = source.read(
                 f"{_READ} {_PLAN} and status = ? {more} {alive} order by id desc limit 1",
@@ -282,9 +287,9 @@ class Approvals:
 
     def _found(self, source: Database | Transaction, wanted: str) -> Approval:
         if wanted.isdecimal() and not wanted.startswith("0") and len(wanted) <= _LONGEST_NUMBER:
-            rows = source.read(f"{_READ} and number = ?", (self._owner, int(wanted)))
+            rows = source.read(f"{_READ} and number = ?", (self.owner, int(wanted)))
         else:
-            statement, values = f"{_READ} and id >= ? and id < ?", (self._owner, *id_range(wanted))
+            statement, values = f"{_READ} and id >= ? and id < ?", (self.owner, *id_range(wanted))
             rows = source.read(f"{statement} limit 2", values)
             if len(rows) > 1:  # of several, the one that still waits is meant
                 rows = source.read(f"{statement} and status = 'pending' limit 2", values) or rows

@@ -10,7 +10,7 @@ from msgspec.structs import astuple
 
 from kiwi_mcp.domain.isolation import Level, Provenance
 from kiwi_mcp.domain.times import moment
-from kiwi_mcp.store.database import Database, clean, plain, within
+from kiwi_mcp.store.database import OwnedRows, plain, within
 
 _PATIENCE = 10.0  # for how many seconds a server may be silent: a call waits for it
 _OF = "select digest, provenance from authors where holder = ? and digest in"
@@ -23,37 +23,31 @@ _TIGHTEN = "delete from relaxations where holder = ? and chain = ?"
 class Relaxation(Struct, frozen=True):
     """An owner's decision that one exact chain may run at this level, regardless of its origin."""
 
-    chain: str
-    """A hash of the identities, places and digests of all its links, and of what else they run."""
+    chain: str  # a hash of the identities, places and digests of all its links, and of what else they run
     identity: str
     digest: str
     level: Level
     reason: str
     actor: str
     at: str
-    project: str = ""
-    """The only one that it is relaxed in; empty where no link of it is a project's."""
+    project: str = ""  # the only one that it is relaxed in; empty where no link of it is a project's
 
 
 _COLUMNS = ", ".join(Relaxation.__struct_fields__)
 
 
-class Authors:
+class Authors(OwnedRows):
     """What one user of a store knows of who wrote what, and what they relaxed."""
-
-    def __init__(self, database: Database, holder: str) -> None:
-        self._database = database
-        self._holder = clean(holder)
 
     def stamp(self) -> int:
         """Return a number that differs from the last one whenever anything here may have changed."""
-        return self._database.stamp()
+        return self.database.stamp()
 
     def look_up(self, digests: Sequence[str], chain: str) -> tuple[Mapping[str, Provenance], Level | None]:
         """Return where contents come from, those that are recorded, and the level that the owner gave a chain."""
         statement = f"{_OF} ({', '.join('?' * len(digests))}) union all {_LEVEL}"
         with within(_PATIENCE):
-            rows = self._database.read(statement, (self._holder, *digests, self._holder, chain))
+            rows = self.database.read(statement, (self.owner, *digests, self.owner, chain))
         known = {str(digest): str(word) for digest, word in rows}
         level = known.pop("", None)
         return cast("Mapping[str, Provenance]", known), cast("Level | None", level)
@@ -62,26 +56,26 @@ class Authors:
         """Return all that the owner relaxed, the latest first."""
         statement = f"select {_COLUMNS} from relaxations where holder = ? order by at desc, chain"  # noqa: S608 - our own names
         with within(_PATIENCE):
-            rows = self._database.read(statement, (self._holder,))
+            rows = self.database.read(statement, (self.owner,))
         return tuple(convert(dict(zip(Relaxation.__struct_fields__, row, strict=True)), Relaxation) for row in rows)
 
     def record(self, digests: Iterable[str], provenance: Provenance, actor: str, *, replaces: bool) -> None:
         """Write down where contents come from; what was recorded before stays, unless this replaces it."""
-        with within(_PATIENCE), self._database.transaction() as transaction:
+        with within(_PATIENCE), self.database.transaction() as transaction:
             for digest in digests:
                 if replaces:
-                    transaction.write(_FORGET, (self._holder, digest))
-                transaction.write(_ADD, plain((self._holder, digest, provenance, actor, moment())))
+                    transaction.write(_FORGET, (self.owner, digest))
+                transaction.write(_ADD, plain((self.owner, digest, provenance, actor, moment())))
 
     def relax(self, relaxation: Relaxation) -> None:
         """Write down what the owner says of a chain, in place of what they said before."""
         statement = f"insert into relaxations (holder, {_COLUMNS}) values (?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - as above
-        with within(_PATIENCE), self._database.transaction() as transaction:
-            transaction.write(_TIGHTEN, (self._holder, relaxation.chain))
-            transaction.write(statement, plain((self._holder, *astuple(relaxation))))
+        with within(_PATIENCE), self.database.transaction() as transaction:
+            transaction.write(_TIGHTEN, (self.owner, relaxation.chain))
+            transaction.write(statement, plain((self.owner, *astuple(relaxation))))
 
     def tighten(self, chains: Iterable[str]) -> None:
         """Remove the owner's decisions about chains."""
-        with within(_PATIENCE), self._database.transaction() as transaction:
+        with within(_PATIENCE), self.database.transaction() as transaction:
             for chain in chains:
-                transaction.write(_TIGHTEN, (self._holder, chain))
+                transaction.write(_TIGHTEN, (self.owner, chain))

@@ -79,8 +79,7 @@ class LedgerEntry(Struct, frozen=True):
     """One row of the ledger."""
 
     id: str
-    reservation: str
-    """The id of the reservation; of a `carve` or `return`, the id of the child."""
+    reservation: str  # the id of the reservation; of a `carve` or `return`, the id of the child
     thread_id: str
     root_id: str
     at: int

@@ -19,10 +19,8 @@ from kiwi_mcp.domain.json import JsonObject, as_object
 Value: TypeAlias = str | int | float | bytes | None
 Row: TypeAlias = tuple[Value, ...]
 
-PATIENCE = 30.0
-"""How many seconds a writer waits for the writers before it."""
-silence: ContextVar[float] = ContextVar("silence", default=65.0)
-"""For how many seconds a server may be silent now."""
+PATIENCE = 30.0  # how many seconds a writer waits for the writers before it
+silence: ContextVar[float] = ContextVar("silence", default=65.0)  # for how many seconds a server may be silent now
 
 
 @contextmanager
@@ -132,10 +130,8 @@ class Database(ABC):
 
     dialect: Literal["sqlite", "postgres"]
     """The word for how its SQL differs, which is also the name of its migrations' folder."""
-    url: str
-    """Where it is, without any password."""
-    is_embedded: bool
-    """Whether a small read or write takes microseconds, so that it may be done without another thread."""
+    url: str  # where it is, without any password
+    is_embedded: bool  # whether a small read or write takes microseconds, so that it may be done without another thread
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -203,8 +199,7 @@ def quick_transaction(database: Database, patience: float = 10.0) -> Iterator[Tr
         yield transaction
 
 
-LONGEST = 2_000
-"""The most that is kept of a text, in characters."""
+LONGEST = 2_000  # the most that is kept of a text, in characters
 
 
 def plain(values: Sequence[Value]) -> Sequence[Value]:
@@ -240,5 +235,5 @@ class OwnedRows:
     """The rows of one kind that belong to one owner, in one store."""
 
     def __init__(self, database: Database, owner: str = "") -> None:
-        self._database = database
-        self._owner = clean(owner)
+        self.database = database
+        self.owner = clean(owner)

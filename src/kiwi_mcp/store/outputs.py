@@ -19,12 +19,10 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_text, text_of
 from kiwi_mcp.domain.patterns import lazy_pattern
 
 FOLDER = "outputs/tools"
-INLINE_LIMIT = 64_000
-"""The largest result, in characters of JSON, that an answer carries whole."""
+INLINE_LIMIT = 64_000  # the largest result, in characters of JSON, that an answer carries whole
 PREVIEW = 2_000
 _LINE = 400  # how much of a line that matches is shown
-PAGE = 64_000
-"""The maximum size of one page of an output."""
+PAGE = 64_000  # the maximum size of one page of an output
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 _quote = json.encoder.encode_basestring
 _STEM = len("output_20260128_120000")

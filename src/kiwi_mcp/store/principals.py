@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from kiwi_mcp.store.database import Value, clean
 
-STDIO = "stdio"
-"""The principal that started the process."""
+STDIO = "stdio"  # the principal that started the process
 
 
 def token_principal(name: str, token_id: str) -> str:

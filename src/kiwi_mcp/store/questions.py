@@ -29,17 +29,17 @@ class Questions(OwnedRows):
     def get(self, wanted: str) -> ThreadQuestion:
         """Return a question by its id, or by the beginning of its id."""
         start, end = id_range(wanted)
-        rows = self._database.read(f"{_READ} and id >= ? and id < ? limit 2", (self._owner, start, end))
+        rows = self.database.read(f"{_READ} and id >= ? and id < ? limit 2", (self.owner, start, end))
         if len(rows) != 1 or not start:
             raise ThreadNotFound(wanted, what="question", is_several=bool(rows and start))
         return _question(rows[0])
 
     def answer(self, question_id: str, answer: Json, by: str, now: int) -> ThreadQuestion:
         """Store an answer in time, and return the question as it is then: an earlier answer holds."""
-        values = (_encode(answer), clean(by), now, self._owner, question_id, now)
-        with quick_transaction(self._database) as transaction:
+        values = (_encode(answer), clean(by), now, self.owner, question_id, now)
+        with quick_transaction(self.database) as transaction:
             transaction.write(_ANSWER, values)
-            rows = transaction.read(f"{_READ} and id = ?", (self._owner, clean(question_id)))
+            rows = transaction.read(f"{_READ} and id = ?", (self.owner, clean(question_id)))
         if not rows:
             raise ThreadNotFound(question_id, what="question")
         return _question(rows[0])
@@ -48,24 +48,24 @@ class Questions(OwnedRows):
         """Return the questions that wait for an answer: of a thread, of a tree, or all; the oldest first."""
         given = [(clause, value) for clause, value in (("thread_id", thread_id), ("root_id", root_id)) if value]
         where = "".join(f" and {name} = ?" for name, _ in given)
-        values: Sequence[Value] = (self._owner, now, *(clean(value) for _, value in given))
-        rows = self._database.read(f"{_READ} and status = 'open' and expires_at > ?{where} order by id", values)
+        values: Sequence[Value] = (self.owner, now, *(clean(value) for _, value in given))
+        rows = self.database.read(f"{_READ} and status = 'open' and expires_at > ?{where} order by id", values)
         return tuple(map(_question, rows))
 
     def of_thread(self, thread_id: str) -> tuple[ThreadQuestion, ...]:
         """Return every question of a thread, the oldest first."""
-        rows = self._database.read(f"{_READ} and thread_id = ? order by id", (self._owner, clean(thread_id)))
+        rows = self.database.read(f"{_READ} and thread_id = ? order by id", (self.owner, clean(thread_id)))
         return tuple(map(_question, rows))
 
     def expire(self, now: int) -> tuple[ThreadQuestion, ...]:
         """Close the questions that were not answered in time, and return them."""
         late = "select 1 from questions where owner = ? and status = 'open' and expires_at <= ? limit 1"
-        if not self._database.read(late, (self._owner, now)):  # workers ask all the time, and seldom need to write
+        if not self.database.read(late, (self.owner, now)):  # workers ask all the time, and seldom need to write
             return ()
         statement = f"""update questions set status = 'expired' where owner = ? and status = 'open' and expires_at <= ?
           returning {", ".join(_COLUMNS)}"""  # noqa: S608 - as above
-        with quick_transaction(self._database) as transaction:
-            return tuple(map(_question, transaction.read(statement, (self._owner, now))))
+        with quick_transaction(self.database) as transaction:
+            return tuple(map(_question, transaction.read(statement, (self.owner, now))))
 
 
 def ask(transaction: Transaction, question: ThreadQuestion) -> None:

@@ -90,7 +90,7 @@ class ThreadQueue(OwnedRows):
 
     def live(self) -> tuple[LiveThread, ...]:
         """Return the threads that have not ended and were not paused, the oldest first."""
-        rows = self._database.read(f"{_LIVE} order by id", (self._owner,))
+        rows = self.database.read(f"{_LIVE} order by id", (self.owner,))
         return tuple(LiveThread(*row) for row in rows)  # type: ignore[arg-type]  # the schema checks the types
 
     def claim(self, choose: Chooser, process: str, now: int, gone: Callable[[str], bool]) -> list[Thread]:
@@ -99,11 +99,11 @@ class ThreadQueue(OwnedRows):
         `gone` says whether the process of a lease is known to have ended.
         """
         taken: list[Thread] = []
-        with quick_transaction(self._database) as transaction:
+        with quick_transaction(self.database) as transaction:
             leased = f"{_LIVE} and lease_owner <> '' and beat_at >= ?"
-            rows = transaction.read(leased, (self._owner, now - STALE_MS))
+            rows = transaction.read(leased, (self.owner, now - STALE_MS))
             running = [LiveThread(*row) for row in rows]  # type: ignore[arg-type]  # as above
-            last_minute = (self._owner, now - MINUTE_MS)
+            last_minute = (self.owner, now - MINUTE_MS)
             transaction.write("delete from queue_starts where owner = ? and at <= ?", last_minute)
             started = [StartedThread(*row) for row in transaction.read(_STARTED, last_minute)]  # type: ignore[arg-type]  # as above
             for one in choose([each for each in running if not gone(each.lease_owner)], started):
@@ -112,37 +112,37 @@ class ThreadQueue(OwnedRows):
                     taken.append(take_in(transaction, one.id, process, now, owner))
                 except (ThreadTaken, ThreadEnded):  # since it was read
                     continue
-                known = (self._owner, now, one.id, one.queue, one.provider, one.starter)
+                known = (self.owner, now, one.id, one.queue, one.provider, one.starter)
                 transaction.write(_ADD_STARTED, known)
         return taken
 
     def questions(self, now: int) -> OpenQuestions:
         """Return what is open."""
-        values = (self._owner, now)
+        values = (self.owner, now)
         asked = "select distinct thread_id from questions where owner = ? and status = 'open' and expires_at > ?"
         pending = "select id from approvals where owner = ? and status = 'pending' and expires_at > ?"
-        found = (frozenset(str(row[0]) for row in self._database.read(each, values)) for each in (asked, pending))
+        found = (frozenset(str(row[0]) for row in self.database.read(each, values)) for each in (asked, pending))
         return OpenQuestions(*found)
 
     def next_due(self, now: int) -> int:
         """Return when something happens by itself: a schedule, a timer, the end of a question; 0 if nothing does."""
-        owner = self._owner
-        rows = self._database.read(_DUE, (owner, now, owner, now, owner, owner, now, owner))
+        owner = self.owner
+        rows = self.database.read(_DUE, (owner, now, owner, now, owner, owner, now, owner))
         return int(str(rows[0][0] or 0))
 
     def beat(self, worker: WorkerRow) -> None:
         """Store a sign of life of a worker, and forget workers that gave none for a day."""
-        with quick_transaction(self._database) as transaction:
-            known = (worker.process, self._owner, clean(worker.host), worker.pid, clean(worker.queues))
+        with quick_transaction(self.database) as transaction:
+            known = (worker.process, self.owner, clean(worker.host), worker.pid, clean(worker.queues))
             transaction.write(_BEAT, (*known, worker.started_at, worker.beat_at))
             transaction.write("delete from workers where beat_at < ?", (worker.beat_at - _DAY_MS,))
 
     def leave(self, process: str) -> None:
         """Forget a worker that ends."""
-        with quick_transaction(self._database) as transaction:
+        with quick_transaction(self.database) as transaction:
             transaction.write("delete from workers where process = ?", (process,))
 
     def workers(self, now: int) -> tuple[WorkerRow, ...]:
         """Return the workers that gave a sign of life in time."""
-        rows = self._database.read(f"{_WORKERS} and beat_at >= ? order by started_at", (self._owner, now - STALE_MS))
+        rows = self.database.read(f"{_WORKERS} and beat_at >= ? order by started_at", (self.owner, now - STALE_MS))
         return tuple(WorkerRow(*row) for row in rows)  # type: ignore[arg-type]  # as above

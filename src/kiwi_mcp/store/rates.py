@@ -22,11 +22,11 @@ class Rates(OwnedRows):
         `limits` has the calls per minute of each rule. The number is how many seconds are left until the next call.
         """
         now = now or now_ms()
-        with quick_transaction(self._database) as transaction:
+        with quick_transaction(self.database) as transaction:
             for rule, per_minute in limits.items():
-                transaction.write(_FORGET, (self._owner, clean(rule), now - _MINUTE_MS, now + _MINUTE_MS))
-                for (at,) in transaction.read(_LAST, (self._owner, clean(rule), per_minute - 1)):
+                transaction.write(_FORGET, (self.owner, clean(rule), now - _MINUTE_MS, now + _MINUTE_MS))
+                for (at,) in transaction.read(_LAST, (self.owner, clean(rule), per_minute - 1)):
                     return rule, (int(str(at)) + _MINUTE_MS - now) / 1_000
-            rows = [(self._owner, clean(rule), now) for rule in limits]
+            rows = [(self.owner, clean(rule), now) for rule in limits]
             transaction.insert("rate_calls", ("owner", "rule", "at"), rows)
         return "", 0.0

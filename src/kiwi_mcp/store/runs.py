@@ -68,8 +68,7 @@ class Pruned(Struct, frozen=True):
     results: int = 0
 
 
-AlsoWrite: TypeAlias = Callable[[Transaction], None]
-"""Writes in the same transaction what a thread notes of its call."""
+AlsoWrite: TypeAlias = Callable[[Transaction], None]  # writes in the same transaction what a thread notes of its call
 
 
 class EndedRun(Struct, frozen=True):
@@ -77,8 +76,7 @@ class EndedRun(Struct, frozen=True):
 
     run: RunRecord
     receipt: Receipt | None
-    is_begun: bool = False
-    """Whether it is stored as started."""
+    is_begun: bool = False  # whether it is stored as started
     also: AlsoWrite | None = None
 
 

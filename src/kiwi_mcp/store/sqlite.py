@@ -35,8 +35,7 @@ else:
 
 __all__ = ["SOUND", "is_standard_library", "library", "version"]
 
-SOUND = (3, 51, 3)
-"""The first release that several processes may write with."""
+SOUND = (3, 51, 3)  # the first release that several processes may write with
 
 version: tuple[int, ...] = tuple(int(part) for part in library.sqlite_version.split("."))
 is_standard_library: bool = library.__name__ == "sqlite3"
@@ -101,8 +100,7 @@ def closed(path: str) -> StoreUnavailable:
     return unavailable(path, "it was closed meanwhile", "Try again.")
 
 
-LIMIT = 60.0
-"""For how many seconds a statement may run."""
+LIMIT = 60.0  # for how many seconds a statement may run
 FAULTS = (library.Error, UnicodeEncodeError, OverflowError)
 """What the driver raises: its own errors, and Python's for a value that SQLite cannot hold."""
 _STEPS = 100_000  # after how many steps of SQLite's machine the time is looked at: some milliseconds

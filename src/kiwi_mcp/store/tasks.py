@@ -14,12 +14,9 @@ from kiwi_mcp.store.database import Database, Value, json_column, read_json_colu
 
 TaskStatus: TypeAlias = Literal["working", "input_required", "completed", "failed", "cancelled"]
 
-KEPT_MS = 3_600_000
-"""How long a task can be read after it has ended."""
-STALE_MS = 15_000
-"""How long the process that makes a call may be silent before it counts as gone."""
-MOST_KEPT = 1_000
-"""How many tasks one principal may have, those that can still be read among them."""
+KEPT_MS = 3_600_000  # how long a task can be read after it has ended
+STALE_MS = 15_000  # how long the process that makes a call may be silent before it counts as gone
+MOST_KEPT = 1_000  # how many tasks one principal may have, those that can still be read among them
 LOST: JsonObject = {"code": -32603, "message": "Kiwi ended while it ran; whether it finished is unknown."}
 """The JSON-RPC error of a task after its process has ended."""
 
@@ -44,18 +41,14 @@ class Task(Struct, frozen=True):
     """The state of one task; times are milliseconds since 1970."""
 
     id: str
-    principal: str
-    """The principal it belongs to. Other principals do not see it."""
+    principal: str  # the principal it belongs to. Other principals do not see it.
     method: str
-    identity: str
-    """What was called."""
-    owner: str
-    """The process that makes the call."""
+    identity: str  # what was called
+    owner: str  # the process that makes the call
     created_at: int
     updated_at: int
     expires_at: int
-    beat_at: int
-    """When its process was last heard of."""
+    beat_at: int  # when its process was last heard of
     status: TaskStatus = "working"
     message: str = ""
     detail: JsonObject = field(default_factory=dict)
@@ -80,8 +73,7 @@ class TaskCommand(Struct, frozen=True):
 
     id: str
     is_unwanted: bool
-    answers: JsonObject
-    """Answers to its questions, by their keys."""
+    answers: JsonObject  # answers to its questions, by their keys
 
 
 class Tasks:

@@ -51,10 +51,8 @@ from kiwi_mcp.store.database import (
 )
 from kiwi_mcp.store.runs import ADD_BLOB, drop_blob
 
-STALE_MS = 15_000
-"""After how many milliseconds without a beat another process may take a thread."""
-INLINE_LIMIT = 16_000
-"""The largest text, in characters of JSON, that is stored in a row; a larger one is a blob."""
+STALE_MS = 15_000  # after how many milliseconds without a beat another process may take a thread
+INLINE_LIMIT = 16_000  # the largest text, in characters of JSON, that is stored in a row; a larger one is a blob
 KIND = b"kiwi-thread-event-v1\n"
 """The prefix of the hashed data of an event, so that its hash cannot match another kind of data."""
 _ALL = 2**31 - 1
@@ -104,8 +102,7 @@ class ThreadFilter(Struct, frozen=True):
     root_id: str | None = None
     kind: str | None = None
     project: str | None = None
-    has_idle: bool = True
-    """Whether conversations that wait for a message are wanted too."""
+    has_idle: bool = True  # whether conversations that wait for a message are wanted too
     since: int | None = None
     until: int | None = None
     before: str | None = None
@@ -138,8 +135,8 @@ class Threads(OwnedRows):
         self, thread: Thread, events: Sequence[NewEvent], also: Callable[[Transaction], None] | None = None
     ) -> Thread:
         """Store a new thread with its first events; `also` writes in the same transaction."""
-        root = replace(thread, owner=self._owner, parent_id="", root_id="", depth=0)
-        with quick_transaction(self._database) as transaction:
+        root = replace(thread, owner=self.owner, parent_id="", root_id="", depth=0)
+        with quick_transaction(self.database) as transaction:
             made = _create(transaction, root, events)
             if also is not None:
                 also(transaction)
@@ -159,7 +156,7 @@ class Threads(OwnedRows):
         The limits for money and tokens are taken from the rest of the parent, or `BudgetExceeded` is raised. One that
         is not counted needs no `spawns`.
         """
-        with quick_transaction(self._database) as transaction:
+        with quick_transaction(self.database) as transaction:
             before = append_in(transaction, parent, parent_events, ThreadChanges(spawns=int(is_counted))).thread
             limits = before.limits
             running, total = _tree_counts(transaction, before) if is_counted else (-1, -1)
@@ -189,14 +186,14 @@ class Threads(OwnedRows):
     def get(self, wanted: str) -> Thread:
         """Return one thread by its id, or by the beginning of its id."""
         start, end = id_range(wanted)
-        rows = self._database.read(f"{_READ} where owner = ? and id >= ? and id < ? limit 2", (self._owner, start, end))
+        rows = self.database.read(f"{_READ} where owner = ? and id >= ? and id < ? limit 2", (self.owner, start, end))
         if len(rows) != 1 or not start:
             raise ThreadNotFound(wanted, is_several=bool(rows and start))
-        return _thread(self._database, rows[0])
+        return _thread(self.database, rows[0])
 
     def current(self, thread: Thread) -> Thread:
         """Return a thread with its columns of now; its limits and its result change with events only."""
-        rows = self._database.read(_READ_MOVING, (thread.id,))
+        rows = self.database.read(_READ_MOVING, (thread.id,))
         if not rows:
             raise ThreadNotFound(thread.id)
         return _moved(thread, rows[0], {})
@@ -205,7 +202,7 @@ class Threads(OwnedRows):
         """Return the threads that are wanted, the newest first."""
         names = ("status", "directive", "starter", "parent_id", "root_id", "kind", "project")
         where, values = conditions(
-            ("owner = ?", self._owner),
+            ("owner = ?", self.owner),
             *((f"{name} = ?", getattr(wanted, name)) for name in names),
             (
                 "(kind <> 'conversation' or status <> 'waiting' or waits_for <> ?)",
@@ -215,18 +212,18 @@ class Threads(OwnedRows):
             ("id < ?", None if wanted.until is None else run_id(wanted.until, 0)),
             ("id < ?", wanted.before),
         )
-        rows = self._database.read(f"{_READ} where {where} order by id desc limit ?", (*values, wanted.limit))
-        return tuple(_thread(self._database, row) for row in rows)
+        rows = self.database.read(f"{_READ} where {where} order by id desc limit ?", (*values, wanted.limit))
+        return tuple(_thread(self.database, row) for row in rows)
 
     def take(self, thread_id: str, process: str, now: int, gone: str = "") -> Thread:
         """Take the lease of a thread that no process has, or whose process gave no sign for 15 seconds or is `gone`."""
-        with quick_transaction(self._database) as transaction:
+        with quick_transaction(self.database) as transaction:
             return take_in(transaction, thread_id, process, now, gone)
 
     def beat(self, thread_ids: Sequence[str], process: str, now: int) -> Mapping[str, str]:
         """Renew the leases of a process, and return the command for each thread that it still has."""
         statement = "update threads set beat_at = ? where id = ? and lease_owner = ? returning command"
-        with quick_transaction(self._database) as transaction:
+        with quick_transaction(self.database) as transaction:
             return {
                 thread_id: str(command)
                 for thread_id in thread_ids
@@ -235,20 +232,20 @@ class Threads(OwnedRows):
 
     def confirm(self, thread: Thread) -> None:
         """Raise if another process has taken a thread."""
-        if not self._database.read("select 1 from threads where id = ? and lease = ?", (thread.id, thread.lease)):
+        if not self.database.read("select 1 from threads where id = ? and lease = ?", (thread.id, thread.lease)):
             raise LeaseLost(thread.id)
 
     def release(self, thread: Thread) -> None:
         """Give the lease of a thread back; where it was lost, nothing changes."""
-        with quick_transaction(self._database) as transaction:
+        with quick_transaction(self.database) as transaction:
             transaction.write(_RELEASE, (thread.id, thread.lease))
 
     def command(self, thread_id: str, command: Literal["", "pause", "cancel"]) -> None:
         """Leave a command for the process that runs a thread. `cancel` cannot be taken back."""
         statement = """update threads set command = case when command = 'cancel' then 'cancel' else ? end
           where owner = ? and id = ? and ended_at = 0"""
-        with quick_transaction(self._database) as transaction:
-            if not transaction.write(statement, (command, self._owner, thread_id)):
+        with quick_transaction(self.database) as transaction:
+            if not transaction.write(statement, (command, self.owner, thread_id)):
                 raise ThreadEnded(thread_id, _required(transaction, thread_id).status)
 
     def append(
@@ -272,7 +269,7 @@ class Threads(OwnedRows):
         after: int | None = None,
     ) -> AppendedEvents:
         """Append events as `append` does, and return them too. With `after`, that must be the last event so far."""
-        with quick_transaction(self._database) as transaction:
+        with quick_transaction(self.database) as transaction:
             if after is not None and _latest(transaction, thread).seq != after:
                 raise JournalGrew
             if also is not None:
@@ -281,11 +278,11 @@ class Threads(OwnedRows):
 
     def events(self, thread_id: str, after: int = 0, limit: int = _ALL) -> tuple[ThreadEvent, ...]:
         """Return the events of a thread behind a number, in their order."""
-        return tuple(_event(thread_id, row) for row in self._database.read(_EVENTS, (thread_id, after, limit)))
+        return tuple(_event(thread_id, row) for row in self.database.read(_EVENTS, (thread_id, after, limit)))
 
     def add_deltas(self, thread: Thread, first: int, texts: Sequence[str]) -> None:
         """Store pieces of text for those who watch, numbered from `first`. The next model event removes them."""
-        with quick_transaction(self._database) as transaction:
+        with quick_transaction(self.database) as transaction:
             for n, text in enumerate(texts, start=first):
                 transaction.write(_ADD_DELTA, (n, _encode(text), thread.id, thread.lease))
 
@@ -293,7 +290,7 @@ class Threads(OwnedRows):
         """Return the pieces of the text that a model is writing now, behind a number."""
         statement = """select d.seq, d.n, d.text from thread_deltas d join threads t on t.id = d.thread_id
           where d.thread_id = ? and d.seq = t.seq + 1 and d.n > ? order by d.n"""
-        rows = self._database.read(statement, (thread_id, after))
+        rows = self.database.read(statement, (thread_id, after))
         return tuple(ThreadDelta(int(str(seq)), int(str(n)), json.loads(str(text))) for seq, n, text in rows)
 
     def erase(self, thread_id: str, now: int) -> None:
@@ -301,7 +298,7 @@ class Threads(OwnedRows):
 
         The results of its runs go with the retention of the runs.
         """
-        with self._database.transaction() as transaction:
+        with self.database.transaction() as transaction:
             thread = _required(transaction, thread_id)
             if not thread.is_ended:
                 raise Conflict(
@@ -324,11 +321,11 @@ class Threads(OwnedRows):
 
     def verify(self, thread_id: str) -> tuple[Issue, ...]:
         """Return the faults of a thread: in the chain of its events, and where its row differs from them."""
-        rows = self._database.read(f"{_READ} where owner = ? and id = ?", (self._owner, clean(thread_id)))
+        rows = self.database.read(f"{_READ} where owner = ? and id = ?", (self.owner, clean(thread_id)))
         if not rows:
             raise ThreadNotFound(thread_id)
         cells = dict(zip(_COLUMNS, rows[0], strict=True))
-        return tuple(_faults(self._database, thread_id, cells))
+        return tuple(_faults(self.database, thread_id, cells))
 
 
 def _tree_counts(transaction: Transaction, parent: Thread) -> tuple[int, int]:

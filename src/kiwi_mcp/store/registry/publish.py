@@ -71,6 +71,7 @@ from kiwi_mcp.store.registry.rows import (
     manifest_text,
     new_id,
     placeholders,
+    read_by,
     store_blobs,
     update_item,
     update_latest,
@@ -146,14 +147,11 @@ class VersionDraft(Struct, frozen=True):
     executor: Pin | None
     references: tuple[Pin, ...]
     digest: str
-    key: str
-    """The version as it is ordered."""
+    key: str  # the version as it is ordered
     is_prerelease: bool
     tool_type: str
-    manifest: str
-    """The manifest as JSON."""
-    text: str | None
-    """The manifest's own file, where it is a file of its own."""
+    manifest: str  # the manifest as JSON
+    text: str | None  # the manifest's own file, where it is a file of its own
 
     @property
     def text_hash(self) -> str | None:
@@ -228,11 +226,9 @@ class NewVersion(Struct, frozen=True):
     """A draft and the row it becomes."""
 
     draft: VersionDraft
-    tool: str
-    """The id of the item."""
+    tool: str  # the id of the item
     row: SealedVersion
-    below: str | None
-    """The id of its executor's version."""
+    below: str | None  # the id of its executor's version
 
 
 def publish(
@@ -340,11 +336,11 @@ def _write(
     latest = _choose(stored, sealings)
     blobs: dict[str, bytes] = {}
     files = [row for one in sealings for row in file_rows(one.draft.release, one.row.id, now, blobs)]
-    for some in chunks({one.draft.name.namespace: None for one in sealings}):
-        statement = filled("select namespace from namespaces where namespace in ($marks)", marks=placeholders(some))
-        here = {row[0] for row in transaction.read(statement, some)}
-        new = [(name, actor, now) for name in some if name not in here]
-        transaction.insert("namespaces", ("namespace", "owner", "created_at"), new)
+    spaces = dict.fromkeys(one.draft.name.namespace for one in sealings)
+    known = "select namespace from namespaces where namespace in ($marks)"
+    here = {row[0] for row in read_by(transaction, known, spaces)}
+    new = [(name, actor, now) for name in spaces if name not in here]
+    transaction.insert("namespaces", ("namespace", "owner", "created_at"), new)
     transaction.insert("tools", _TOOL_COLUMNS, _new_tools(database, stored, latest.values(), now))
     store_blobs(transaction, blobs, now)
     # Files come before their version: from the moment it is there, it is sealed.

@@ -44,13 +44,13 @@ from kiwi_mcp.store.registry.rows import (
     latest_of,
     look_up,
     placeholders,
+    read_by,
     read_contents,
     to_event,
     to_listed,
 )
 
-MAX_EVENTS = 10_000
-"""How many entries of the log are given at a time, unless fewer are asked for."""
+MAX_EVENTS = 10_000  # how many entries of the log are given at a time, unless fewer are asked for
 
 # Joins are written as CROSS JOIN … WHERE: SQLite then keeps their order, where newer versions of it would rather
 # read a whole table first, and PostgreSQL does not mind.
@@ -272,8 +272,7 @@ def _nothing(version_id: str) -> NoReturn:
     )
 
 
-MOST = 500
-"""How many items are looked at one by one; where more changed, all are listed again."""
+MOST = 500  # how many items are looked at one by one; where more changed, all are listed again
 
 # Without the visibility filter: the log no longer shows the actor anything about an item that was hidden from them.
 _CHANGED = "select distinct namespace, tool_id from registry_log where seq > ? limit ?"
@@ -376,10 +375,9 @@ def verify_versions(database: Database, listed: Sequence[VersionInfo]) -> Iterat
         yield from contents.issues
     by_id = {one.id: one for one in listed}
     named = look_up(database, (pin.name.item for one in listed for pin in one.references)).versions
-    for some in chunks(by_id):
-        for row in database.read(filled(_SEALED, marks=placeholders(some)), some):
-            one = by_id[str(row[0])]
-            yield from (Issue(str(one.name), fault, _RESTORE) for fault in _row_faults(row, one, named))
+    for row in read_by(database, _SEALED, by_id):
+        one = by_id[str(row[0])]
+        yield from (Issue(str(one.name), fault, _RESTORE) for fault in _row_faults(row, one, named))
 
 
 def _row_faults(row: Row, listed: VersionInfo, named: Mapping[VersionName, SealedVersion]) -> Iterator[str]:

@@ -33,8 +33,7 @@ from kiwi_mcp.domain.registry import (
 
 MAX_LINKS = 16
 MAX_REFERENCES = 200
-MAX_ISSUES = 100
-"""The maximum number of faults that a refusal lists."""
+MAX_ISSUES = 100  # the maximum number of faults that a refusal lists
 
 
 AnyLinked = TypeVar("AnyLinked", bound=Linked)
@@ -51,7 +50,24 @@ def order(versions: Iterable[AnyLinked], *, what: str = "The set of versions") -
             if digests.get(pin.name, pin.digest) != pin.digest:
                 reason = f"it is pinned to {pin.name} with the digest {pin.digest}, and the one here has another"
                 issues.append(Issue(str(name), reason, "Take both from one registry."))
-        issues += _measure(name, by_name, depths)
+        # The version and its executors, of which each is walked once.
+        path: dict[VersionName, None] = {}
+        step: VersionName | None = name
+        while step is not None and step in by_name and step not in depths and step not in path:
+            path[step] = None
+            executor = by_name[step].executor
+            step = executor.name if executor else None
+        is_cycle = step in path
+        depth = depths.get(step, 0) if step else 0
+        for link in reversed(path):
+            depth += 1
+            depths[link] = depth
+        if is_cycle:
+            chain = draw([str(link) for link in path][:MAX_LINKS])
+            issues.append(Issue(str(name), f"its executors form a cycle: {chain} → {step}", "Break the cycle."))
+        elif path and depth > MAX_LINKS:
+            reason = f"its chain has {depth:,} links; the limit is {MAX_LINKS}"
+            issues.append(Issue(str(name), reason, "Remove links."))
     ranks = depths if issues or not any(one.references for one in by_name.values()) else _ranks(by_name, issues)
     if issues:
         raise ArtifactRefused(what, islice(issues, MAX_ISSUES))
@@ -86,36 +102,12 @@ def closures(ordered: Sequence[Linked], *, what: str) -> Mapping[VersionName, st
     return found
 
 
-def _measure(name: VersionName, by_name: Mapping[VersionName, Linked], depths: dict[VersionName, int]) -> list[Issue]:
-    """Note the depth of a version and of all below it, each of which is walked once."""
-    path: dict[VersionName, None] = {}
-    step: VersionName | None = name
-    while step is not None and step in by_name and step not in depths and step not in path:
-        path[step] = None
-        pin = by_name[step].executor
-        step = pin.name if pin else None
-    is_cycle = step in path
-    depth = depths.get(step, 0) if step else 0
-    for link in reversed(path):
-        depth += 1
-        depths[link] = depth
-    if is_cycle:
-        chain = [str(link) for link in path][:MAX_LINKS]
-        return [Issue(str(name), f"its executors form a cycle: {draw(chain)} → {step}", "Break the cycle.")]
-    if path and depth > MAX_LINKS:
-        return [Issue(str(name), f"its chain has {depth:,} links; the limit is {MAX_LINKS}", "Remove links.")]
-    return []
-
-
 MAX_FILES = 2_000
 MAX_BYTES = 64_000_000
 MAX_STATEMENT = 4_000_000
-MAX_TEXT = 64_000
-"""The longest changelog or reason, in characters."""
-MAX_SIDECAR = 4_096
-"""The most that the file may hold that tells who signed a version, in bytes."""
-MAX_WORD = 400
-"""The longest name of a person or reference, and how much of a wrong one is quoted."""
+MAX_TEXT = 64_000  # the longest changelog or reason, in characters
+MAX_SIDECAR = 4_096  # the most that the file may hold that tells who signed a version, in bytes
+MAX_WORD = 400  # the longest name of a person or reference, and how much of a wrong one is quoted
 
 _KIND = "kiwi.item/1"
 _KINDS = ("tools", "directives", "knowledge", "skills", "scripts")
@@ -317,25 +309,22 @@ def _statement(release: Release, *, is_clean: bool) -> Iterator[Issue]:
     except NotJson as fault:
         yield Issue("statement", str(fault), _AGAIN)
         return
-    issues = [*_misstated(statement, expected_fields, files)]
-    yield from issues
-    if is_clean and not issues:
-        yield Issue("statement", "it is not canonical JSON", _AGAIN)
-
-
-def _misstated(statement: JsonObject, expected_fields: JsonObject, files: Sequence[JsonObject]) -> Iterator[Issue]:
+    issues: list[Issue] = []
     for name, value in expected_fields.items():
         if (stated := statement.get(name)) != value:
             reason = f"its statement says {str(stated)[:MAX_WORD]!r}, the release {str(value)[:MAX_WORD]!r}"
-            yield Issue(name, reason, _AGAIN)
+            issues.append(Issue(name, reason, _AGAIN))
     if not is_digest(f"sha256:{as_text(statement.get('manifest'))}"):
-        yield Issue("manifest", "its statement holds no hash of the manifest", _AGAIN)
+        issues.append(Issue("manifest", "its statement holds no hash of the manifest", _AGAIN))
     listed = {as_text(as_object(row).get("path")): as_object(row) for row in as_list(statement.get("files"))}
     found = {as_text(row.get("path")): row for row in files}
-    for path in sorted(listed.keys() - found.keys()):
-        yield Issue("files", f"{path[:MAX_WORD]!r} is stated and missing", _AGAIN)
-    for path in sorted(found.keys() - listed.keys()):
-        yield Issue("files", f"{path[:MAX_WORD]!r} is there and not stated", _AGAIN)
-    for path in sorted(found.keys() & listed.keys()):
-        if found[path] != listed[path]:
-            yield Issue("files", f"{path[:MAX_WORD]!r} is not the file that was stated", _AGAIN)
+    different = {path for path in found.keys() & listed.keys() if found[path] != listed[path]}
+    for paths, reason in (
+        (listed.keys() - found.keys(), "is stated and missing"),
+        (found.keys() - listed.keys(), "is there and not stated"),
+        (different, "is not the file that was stated"),
+    ):
+        issues += (Issue("files", f"{path[:MAX_WORD]!r} {reason}", _AGAIN) for path in sorted(paths))
+    yield from issues
+    if is_clean and not issues:
+        yield Issue("statement", "it is not canonical JSON", _AGAIN)

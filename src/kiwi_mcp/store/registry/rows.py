@@ -35,8 +35,7 @@ from kiwi_mcp.domain.registry import (
 from kiwi_mcp.store.database import Database, Row, Transaction, Value
 from kiwi_mcp.store.registry.release_check import CheckedRelease
 
-CHUNK = 500
-"""How many names or ids one query asks for."""
+CHUNK = 500  # how many names or ids one query asks for
 
 LISTED = """select v.id, t.namespace, t.tool_id, v.version, v.content_hash, v.closure_hash, v.place, t.tool_type,
   t.name, t.description, t.category, t.tags, v.manifest, v.executor_ref, v.executor_namespace, v.executor_tool_id,
@@ -50,8 +49,7 @@ from $tables where v.tool_id = t.id and """
 BY_ITEM = "tools t cross join tool_versions v"
 BY_VERSION = "tool_versions v cross join tools t"
 
-FIRST_ID = "00000000-0000-0000-0000-000000000000"
-"""An id before all others."""
+FIRST_ID = "00000000-0000-0000-0000-000000000000"  # an id before all others
 
 _SHOWN = ("name", "description", "tool_type", "category")
 """The keys of the latest manifest that the row of an item repeats."""
@@ -94,6 +92,12 @@ def chunks(values: Iterable[_Any], size: int = CHUNK) -> Iterator[list[_Any]]:
     rest = iter(values)
     while chunk := list(islice(rest, size)):
         yield chunk
+
+
+def read_by(source: Database | Transaction, statement: str, values: Iterable[Value], *given: Value) -> Iterator[Row]:
+    """Yield the rows of a query for all of some values, for which `$marks` stands; a query has a limited number."""
+    for some in chunks(values):
+        yield from source.read(filled(statement, marks=placeholders(some)), (*given, *some))
 
 
 def new_id() -> str:
@@ -242,8 +246,7 @@ class PublishedRows(Struct, frozen=True):
 
     items: dict[ItemName, ItemRow] = field(default_factory=dict)
     versions: dict[VersionName, SealedVersion] = field(default_factory=dict)
-    ranks: dict[str, list[VersionRank]] = field(default_factory=dict)
-    """By the id of the item."""
+    ranks: dict[str, list[VersionRank]] = field(default_factory=dict)  # by the id of the item
 
 
 def look_up(source: Database | Transaction, names: Iterable[ItemName]) -> PublishedRows:
@@ -253,19 +256,17 @@ def look_up(source: Database | Transaction, names: Iterable[ItemName]) -> Publis
     for namespace, tool_id in names:
         spaces.setdefault(namespace, {})[tool_id] = None
     for namespace, tool_ids in spaces.items():
-        for some in chunks(tool_ids):
-            rows = source.read(filled(_TOOLS, marks=placeholders(some)), (namespace, *some))
-            for id_, tool_id, visibility in cast("list[tuple[str, str, Visibility]]", rows):
-                stored.items[namespace, tool_id] = ItemRow(id_, visibility)
+        rows = cast("Iterator[tuple[str, str, Visibility]]", read_by(source, _TOOLS, tool_ids, namespace))
+        for id_, tool_id, visibility in rows:
+            stored.items[namespace, tool_id] = ItemRow(id_, visibility)
     by_id = {item.id: name for name, item in stored.items.items()}
-    for some in chunks(by_id):
-        for row in source.read(filled(_VERSIONS, marks=placeholders(some)), some):
-            tool, id_, version, digest, closure, depth, key, is_pre, yanked, is_latest = cast(
-                "tuple[str, str, str, str, str, int, str, bool, str | None, bool]", row
-            )
-            stored.versions[VersionName(*by_id[tool], version)] = SealedVersion(id_, digest, closure, depth)
-            rank = VersionRank(id_, key, bool(is_pre), yanked is not None, bool(is_latest))
-            stored.ranks.setdefault(tool, []).append(rank)
+    for row in read_by(source, _VERSIONS, by_id):
+        tool, id_, version, digest, closure, depth, key, is_pre, yanked, is_latest = cast(
+            "tuple[str, str, str, str, str, int, str, bool, str | None, bool]", row
+        )
+        stored.versions[VersionName(*by_id[tool], version)] = SealedVersion(id_, digest, closure, depth)
+        rank = VersionRank(id_, key, bool(is_pre), yanked is not None, bool(is_latest))
+        stored.ranks.setdefault(tool, []).append(rank)
     return stored
 
 
@@ -273,8 +274,7 @@ FILE_COLUMNS = (
     "id", "tool_version_id", "path", "media_type", "sha256", "size_bytes", "mode", "is_entrypoint", "content_text",
     "storage_key", "created_at",
 )  # fmt: skip
-INLINE = 65_536
-"""Files of at least this many bytes are stored outside their row."""
+INLINE = 65_536  # files of at least this many bytes are stored outside their row
 
 EXECUTABLE, _PLAIN = 0o755, 0o644
 _TEXTUAL = (".yaml", ".yml", ".json")
@@ -284,8 +284,9 @@ _MEDIA = {
     "js": "text/javascript", "mjs": "text/javascript", "ts": "text/x-typescript", "html": "text/html",
     "xml": "application/xml", "sql": "application/sql", "csv": "text/csv",
 }  # fmt: skip
-_FILES = "select tool_version_id, path, sha256, mode, content_text, storage_key from tool_version_files where $where"
-_STATED = """select id, manifest_canon, manifest_yaml, manifest_sha256 from tool_versions where id in ($marks)"""
+_FILES = """select tool_version_id, path, sha256, mode, content_text, storage_key from tool_version_files
+where tool_version_id in ($marks) order by path"""
+STATED = """select id, manifest_canon, manifest_yaml, manifest_sha256 from tool_versions where id in ($marks)"""
 _SIGNATURE = lazy_pattern(
     rb"(?:#|//|--|;|%|!|\(\*|/\*|<!--|rem) (?:kiwi-mcp|rye):(?:validated|signed):[\w:.|@{}=+ -]{1,480}(?:-->|\*/|\*\))?"
 )
@@ -298,10 +299,8 @@ _SHARED = [name for name in Release.__struct_fields__ if name in VersionInfo.__s
 class Contents(Struct, frozen=True):
     """The stored content of one version, and its faults."""
 
-    release: Release
-    """Checked, where there is no issue."""
-    digest: str
-    """What its digest was when it was sealed."""
+    release: Release  # checked, where there is no issue
+    digest: str  # what its digest was when it was sealed
     issues: tuple[Issue, ...]
 
 
@@ -334,10 +333,7 @@ def file_rows(release: Release, version: str, at: str, blobs: dict[str, bytes]) 
 
 def store_blobs(transaction: Transaction, blobs: Mapping[str, bytes], at: str) -> None:
     """Keep the blobs that are not there yet."""
-    here: set[str] = set()
-    for some in chunks(blobs):
-        statement = filled("select sha256 from blobs where sha256 in ($marks)", marks=placeholders(some))
-        here.update(str(name) for (name,) in transaction.read(statement, some))
+    here = {row[0] for row in read_by(transaction, "select sha256 from blobs where sha256 in ($marks)", blobs)}
     new = ((name, len(data), data, at) for name, data in blobs.items() if name not in here)
     transaction.insert("blobs", ("sha256", "size_bytes", "content", "created_at"), new)
 
@@ -346,10 +342,9 @@ def read_contents(database: Database, versions: Sequence[VersionInfo]) -> Iterat
     """Yield versions with all of their bytes, in the order of `versions`."""
     for some in chunks(versions, 100):
         ids = [version.id for version in some]
-        stated = {row[0]: row for row in database.read(filled(_STATED, marks=placeholders(ids)), ids)}
+        stated = {row[0]: row for row in read_by(database, STATED, ids)}
         files: dict[Value, list[Row]] = {}
-        where = filled(_FILES, where=f"tool_version_id in ({placeholders(ids)}) order by path")
-        for row in database.read(where, ids):
+        for row in read_by(database, _FILES, ids):
             files.setdefault(row[0], []).append(row)
         for version in some:
             yield _contents(database, version, stated[version.id], files.get(version.id, []))

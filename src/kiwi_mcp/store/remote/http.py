@@ -42,7 +42,7 @@ from kiwi_mcp.domain.registry import (
 )
 from kiwi_mcp.store.registry.registry import Registry
 from kiwi_mcp.store.registry.release_check import CheckedRelease
-from kiwi_mcp.store.registry.rows import EXECUTABLE, VisibilityFilter, chunks, filled, placeholders, read_blob
+from kiwi_mcp.store.registry.rows import EXECUTABLE, STATED, VisibilityFilter, chunks, filled, read_blob, read_by
 from kiwi_mcp.store.remote.layout import (
     MAX_INDEX,
     BlobFile,
@@ -68,12 +68,9 @@ _Out = TypeVar("_Out")
 
 LAYOUT, INDEX, BLOBS = "/registry/oci-layout", "/registry/index.json", "/registry/blobs/sha256"
 """The paths of the layout on a server."""
-MAX_PUSHED = 500
-"""The maximum number of versions in the index of one push."""
-MAX_PUSHED_INDEX = 8_000_000
-"""The maximum size of the index of one push, in bytes."""
-MAX_PUSHED_BLOBS = 8_000_000
-"""About how many bytes of files belong to one push, unless a single version is larger."""
+MAX_PUSHED = 500  # the maximum number of versions in the index of one push
+MAX_PUSHED_INDEX = 8_000_000  # the maximum size of the index of one push, in bytes
+MAX_PUSHED_BLOBS = 8_000_000  # about how many bytes of files belong to one push, unless a single version is larger
 
 _MAX_ANSWER = 1_000_000
 _TIMEOUT = 120.0
@@ -318,7 +315,6 @@ def _parts(releases: Sequence[CheckedRelease]) -> Iterator[Sequence[CheckedRelea
 
 
 _CLOCK_SKEW = timedelta(minutes=5)  # how far the clock of a machine that pushes may be ahead
-_STATEMENTS = "select id, manifest_canon, manifest_yaml, manifest_sha256 from tool_versions where id in ($marks)"
 _FILES = """select tool_version_id, path, sha256, size_bytes, mode from tool_version_files
 where tool_version_id in ($marks)"""
 _STATEMENT = """select v.manifest_canon from tool_versions v cross join tools t
@@ -440,12 +436,11 @@ def _manifests(registry: Registry, versions: Sequence[VersionInfo]) -> Iterator[
     """Yield versions with the manifests of their artifacts, from rows alone: no file is read."""
     for some in chunks(versions):
         ids = [one.id for one in some]
-        marks = placeholders(ids)
         files: dict[str, list[BlobFile]] = {id_: [] for id_ in ids}
-        rows = registry.database.read(filled(_FILES, marks=marks), ids)
-        for id_, path, sha256, size, mode in cast("list[tuple[str, str, str, int, int]]", rows):
+        rows = read_by(registry.database, _FILES, ids)
+        for id_, path, sha256, size, mode in cast("Iterator[tuple[str, str, str, int, int]]", rows):
             files[id_].append(BlobFile(path, f"sha256:{sha256}", int(size), mode == EXECUTABLE))
-        stated = {str(row[0]): row for row in registry.database.read(filled(_STATEMENTS, marks=marks), ids)}
+        stated = {str(row[0]): row for row in read_by(registry.database, STATED, ids)}
         for version in some:
             own = files[version.id]
             _, statement, text, sha256 = cast("tuple[str, str, str | None, str]", stated[version.id])

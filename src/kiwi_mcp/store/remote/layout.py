@@ -365,12 +365,10 @@ class LayoutEntry(Struct, frozen=True):
 
     annotations: VersionAnnotations
     digest: str
-    artifact: str
-    """The digest of the artifact's manifest."""
+    artifact: str  # the digest of the artifact's manifest
     size: int
     status: StatusNotes = field(default_factory=dict)
-    closure: str = ""
-    """The closure that a server states; a folder holds every executor, so it states none."""
+    closure: str = ""  # the closure that a server states; a folder holds every executor, so it states none
 
     @classmethod
     def of(cls, release: Release, artifact: Artifact) -> LayoutEntry:
@@ -459,8 +457,7 @@ class LayoutEntry(Struct, frozen=True):
 class LayoutIndex(Struct, frozen=True):
     """All entries, executors first, and the closure of each."""
 
-    what: str
-    """What a refusal calls it."""
+    what: str  # what a refusal calls it
     entries: Mapping[VersionName, LayoutEntry] = field(default_factory=dict)
     closures: Mapping[VersionName, str] = field(default_factory=dict)
 
@@ -621,34 +618,28 @@ class Layout:
         before = self._index()
         grown = before.grown(entries, events)
         if grown is not before or not self.is_there:
-            before, grown = self._grow(entries, {artifact.digest: artifact for artifact in encoded}, events)
+            artifacts = {artifact.digest: artifact for artifact in encoded}
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise unusable(self.folder, error) from error
+            with opened(self.folder) as folder:
+                lock(folder, self.folder)  # as the only writer; the index may have changed since
+                if not self.is_there:
+                    put_file(folder, _LAYOUT_FILE, canonical({"imageLayoutVersion": _VERSION}), is_durable=True)
+                make_below(folder, *_BLOBS)
+                before = self._index()
+                grown = before.grown(entries, events)
+                new = [artifacts[entry.artifact] for name, entry in grown.entries.items() if name not in before.entries]
+                data = index_bytes(grown.entries.values(), grown.what)
+                with below(folder, *_BLOBS) as blobs:
+                    _put_blobs(blobs, new)
+                put_file(folder, _INDEX, data, is_durable=True)
+                self._known = (_stamp(folder), grown)
         return tuple(
             PublishResult(entry.name, entry.digest, grown.closures[entry.name], entry.name not in before.entries)
             for entry in entries
         )
-
-    def _grow(
-        self, entries: Sequence[LayoutEntry], artifacts: Mapping[str, Artifact], events: Sequence[RegistryEvent]
-    ) -> tuple[LayoutIndex, LayoutIndex]:
-        """Write the missing artifacts as the only writer, and return the index before and after."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise unusable(self.folder, error) from error
-        with opened(self.folder) as folder:
-            lock(folder, self.folder)
-            if not self.is_there:
-                put_file(folder, _LAYOUT_FILE, canonical({"imageLayoutVersion": _VERSION}), is_durable=True)
-            make_below(folder, *_BLOBS)
-            before = self._index()
-            grown = before.grown(entries, events)
-            new = [artifacts[entry.artifact] for name, entry in grown.entries.items() if name not in before.entries]
-            data = index_bytes(grown.entries.values(), grown.what)
-            with below(folder, *_BLOBS) as blobs:
-                _put_blobs(blobs, new)
-            put_file(folder, _INDEX, data, is_durable=True)
-            self._known = (_stamp(folder), grown)
-        return before, grown
 
     def _index(self) -> LayoutIndex:
         """Return the index as it is now, read again only where it was replaced."""

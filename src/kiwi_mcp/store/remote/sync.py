@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import groupby
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -189,36 +189,38 @@ StatusKey = tuple[str, str, str, str]
 """What a status event changes: the kind of status, and the version or, for visibility, the whole item."""
 
 
+class Hashes(NamedTuple):
+    """The digest of a version, and its closure."""
+
+    digest: str
+    closure: str
+
+
 class RegistrySnapshot(Struct, frozen=True):
     """A registry without its contents: the hashes, the visibility and the latest status of each version."""
 
-    versions: Mapping[VersionName, str]
-    """The digests, by name, in the order in which they were published."""
-    closures: Mapping[VersionName, str]
+    versions: Mapping[VersionName, Hashes]  # in the order in which they were published
     visibilities: Mapping[ItemName, Visibility]
     statuses: Mapping[StatusKey, RegistryEvent]
 
     @classmethod
     def by(cls, events: Iterable[RegistryEvent]) -> RegistrySnapshot:
         """Return the snapshot that a log describes. Refuse a log that publishes one version with two contents."""
-        versions: dict[VersionName, str] = {}
-        closures: dict[VersionName, str] = {}
+        versions: dict[VersionName, Hashes] = {}
         visibilities: dict[ItemName, Visibility] = {}
         statuses: dict[StatusKey, RegistryEvent] = {}
         twice = []
         for event in events:
             visibilities[event.name.item] = event.visibility
+            hashes = Hashes(event.digest, event.closure)
             if event.op != "publish":
                 statuses.pop(status_key(event), None)  # the order of the last events is one in which they were possible
                 statuses[status_key(event)] = event
-            elif (versions.setdefault(event.name, event.digest), closures.setdefault(event.name, event.closure)) != (
-                event.digest,
-                event.closure,
-            ):
+            elif versions.setdefault(event.name, hashes) != hashes:
                 twice.append(Issue(str(event.name), "is in the log twice, with two contents", "Ask its owner."))
         if twice:
             raise ArtifactRefused("The log of the registry", twice)
-        return cls(versions, closures, visibilities, statuses)
+        return cls(versions, visibilities, statuses)
 
     def is_private(self, name: VersionName) -> bool:
         """Whether only members of its namespace see a version."""
@@ -257,8 +259,7 @@ class VersionQuery(Struct, frozen=True):
     tool_id: str = ""
     namespace: str = ""
     version: str = ""
-    digest: str = ""
-    """Its digest, which names its own bytes, or its closure, which names those of its executors too."""
+    digest: str = ""  # its digest, which names its own bytes, or its closure, which names those of its executors too
 
     @classmethod
     def parse(cls, text: str) -> VersionQuery:
@@ -313,7 +314,7 @@ class VersionQuery(Struct, frozen=True):
     def _covers(self, name: VersionName, snapshot: RegistrySnapshot) -> bool:
         if self.tool_id and name.tool_id != self.tool_id:
             return False
-        if self.digest and self.digest not in {snapshot.versions[name], snapshot.closures[name]}:
+        if self.digest and self.digest not in snapshot.versions[name]:
             return False
         if not self.version or self.version == name.version:
             return True
@@ -326,8 +327,6 @@ class VersionQuery(Struct, frozen=True):
 
 
 _FIRST_BATCH, _LARGEST_BATCH = 32, 500
-Hashes: TypeAlias = tuple[str, str]
-"""The digest of a version, and its closure."""
 Check: TypeAlias = Callable[[Release], CheckedRelease]
 """The check of a release from elsewhere: it reads the manifest, and refuses what does not agree with it."""
 Admit: TypeAlias = Callable[[Sequence[CheckedRelease]], Awaitable[None]]
@@ -345,10 +344,8 @@ class SyncReport(Struct, frozen=True):
     new: tuple[VersionName, ...] = ()
     unchanged: int = 0
     status_changes: int = 0
-    left_out: tuple[str, ...] = ()
-    """What was not copied although it was asked for, each with the reason."""
-    etag: str = ""
-    """The state of the source that was copied: the next sync ends at once if it finds the same."""
+    left_out: tuple[str, ...] = ()  # what was not copied although it was asked for, each with the reason
+    etag: str = ""  # the state of the source that was copied: the next sync ends at once if it finds the same
 
 
 class _ReadVersions(Struct):
@@ -439,18 +436,24 @@ async def copy(
     def is_meant(name: VersionName) -> bool:
         return name.namespace != BUILTIN_NAMESPACE and only(name) and (with_private or not snapshot.is_private(name))
 
-    wanted = {name: hashes for name, hashes in _hashes(snapshot).items() if is_meant(name)}
-    here = _hashes(target_has)
+    wanted = {name: hashes for name, hashes in snapshot.versions.items() if is_meant(name)}
+    here = dict(target_has.versions)
     _refuse_conflicts(wanted, here)
     missing = [name for name in wanted if name not in here]
     writing = _Writing(target, is_planned=is_planned)
-    async for gathered in _batches(source, missing, wanted, here, check, with_private=with_private):
+    done, count = 0, _FIRST_BATCH
+    while done < len(missing):
+        batch = {name: wanted[name] for name in missing[done : done + count] if name not in here}
+        done += count
+        gathered = await _gather(source, batch, here, check, with_private=with_private)
         writing.excluded |= gathered.excluded
         if accept is not None:
             writing.excluded |= await asyncio.to_thread(accept, gathered.releases)
         written = await writing.write(gathered.releases)
         here |= {name: hashes for name, hashes in gathered.hashes.items() if name in written}
         report(Progress("Copying versions", done=len(writing.new), total=len(missing)))
+        size = sum(len(file.data) for release in gathered.releases for file in release.files)
+        count = max(1, count // 4) if size > _BATCH_BYTES else min(count * 2, _LARGEST_BATCH)
     changes = [change for change in _news(snapshot, target_has, here) if is_meant(change.name)]
     refused_changes = () if is_planned else await _repeat(target, changes)
     if writing.refusal is not None and len(missing) == len(wanted) and not writing.new:
@@ -482,8 +485,8 @@ async def pull(
             f"{name} comes with Kiwi, and is not taken from elsewhere.",
             suggestion="Use the one that is here: `kiwi registry list --namespace kiwi`.",
         )
-    asked = {name: (snapshot.versions[name], snapshot.closures[name])}
-    _refuse_conflicts(asked, _hashes(target_has))
+    asked = {name: snapshot.versions[name]}
+    _refuse_conflicts(asked, target_has.versions)
     # Read even if the target has it: a pull also checks that the source still has the same content.
     gathered = await _gather(source, asked, {}, check, with_private=True)
     if gathered.excluded:
@@ -504,10 +507,6 @@ async def pull(
 async def snapshot_of(remote: RemoteRegistry, wanted: VersionQuery) -> RegistrySnapshot:
     """Return a remote's snapshot of the items that may be meant, limited to them if their name is known."""
     return RegistrySnapshot.by(await (remote.history(wanted.tool_id) if wanted.tool_id else remote.events()))
-
-
-def _hashes(snapshot: RegistrySnapshot) -> dict[VersionName, Hashes]:
-    return {name: (digest, snapshot.closures[name]) for name, digest in snapshot.versions.items()}
 
 
 def _refuse_conflicts(wanted: Mapping[VersionName, Hashes], target_has: Mapping[VersionName, Hashes]) -> None:
@@ -547,26 +546,6 @@ def _news(
         is_here = change.name.item in items if change.op == "visibility" else change.name in names
         if is_here and target_has.is_news(change):
             yield change
-
-
-async def _batches(
-    source: RemoteRegistry,
-    names: Sequence[VersionName],
-    wanted: Mapping[VersionName, Hashes],
-    target_has: Mapping[VersionName, Hashes],
-    check: Check,
-    *,
-    with_private: bool,
-) -> AsyncIterator[_ReadVersions]:
-    """Yield versions with their dependencies, in batches of limited size; `target_has` grows as they are written."""
-    done, count = 0, _FIRST_BATCH
-    while done < len(names):
-        batch = {name: wanted[name] for name in names[done : done + count] if name not in target_has}
-        done += count
-        gathered = await _gather(source, batch, target_has, check, with_private=with_private)
-        yield gathered
-        size = sum(len(file.data) for release in gathered.releases for file in release.files)
-        count = max(1, count // 4) if size > _BATCH_BYTES else min(count * 2, _LARGEST_BATCH)
 
 
 async def _gather(
@@ -623,7 +602,7 @@ def _complete(
         if release.name not in excluded:
             gathered.releases.append(release)
             closures[release.name] = closure_in(release, closures)
-            gathered.hashes[release.name] = (release.digest, closures[release.name])
+            gathered.hashes[release.name] = Hashes(release.digest, closures[release.name])
     return gathered
 
 

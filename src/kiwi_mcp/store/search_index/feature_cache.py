@@ -12,10 +12,8 @@ from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.store.database import Database, Value, quick_transaction, within
 from kiwi_mcp.store.registry.rows import chunks, placeholders
 
-MAX_ENTRIES = 300_000
-"""The maximum number of entries: with their vectors, about 300 MB."""
-UNUSED_DAYS = 90
-"""After how many days without use an entry is removed."""
+MAX_ENTRIES = 300_000  # the maximum number of entries: with their vectors, about 300 MB
+UNUSED_DAYS = 90  # after how many days without use an entry is removed
 
 _RECORDED_DAYS = 7  # how many days pass before a use is recorded again: that costs as much as writing the entry
 _MAX_REMOVED = 10_000  # how many entries are removed at a time, so that other writers do not wait

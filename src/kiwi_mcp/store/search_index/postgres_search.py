@@ -27,18 +27,15 @@ from kiwi_mcp.store.registry.rows import (
 )
 from kiwi_mcp.store.search_index.feature_cache import UNUSED_DAYS, days_now
 
-MAX_STEMS = 32
-"""How many stems of a query are used: those with the largest weights."""
-MAX_MATCHES = 4_000
-"""How many items the server scores by default; each is read from the table."""
+MAX_STEMS = 32  # how many stems of a query are used: those with the largest weights
+MAX_MATCHES = 4_000  # how many items the server scores by default; each is read from the table
 
 _LABELS = "DCBA"
 _IMPACTS = (0.35, 0.5, 0.6)  # the minimum impact of each label after the first
 _USUAL = (0.22, 0.42, 0.55, 0.71)  # the usual impact under each label
 _STRONG = 2  # the label from which a stem gets a second lexeme
 
-WEIGHTS = "{" + ", ".join(map(str, _USUAL)) + "}"
-"""The weight of each label in PostgreSQL."""
+WEIGHTS = "{" + ", ".join(map(str, _USUAL)) + "}"  # the weight of each label in PostgreSQL
 
 
 def strong(stem: str) -> str:
@@ -129,8 +126,7 @@ class CandidateFilter(Struct, frozen=True):
     namespaces: Sequence[str] = ()
     tool_types: Sequence[str] = ()
     tags: Sequence[str] = ()
-    categories: Sequence[str] = ()
-    """A category covers the categories below it."""
+    categories: Sequence[str] = ()  # a category covers the categories below it
 
 
 EVERYTHING = CandidateFilter()
@@ -141,8 +137,7 @@ class TermCounts(NamedTuple):
 
     total: int = 0
     held: Mapping[str, int] = MappingProxyType({})
-    usual: tuple[float, ...] = ()
-    """How many words each field of a text has, on average."""
+    usual: tuple[float, ...] = ()  # how many words each field of a text has, on average
 
 
 class SearchCandidate(NamedTuple):
@@ -318,10 +313,8 @@ class IndexedVersion(NamedTuple):
 
     version_id: str
     digest: bytes
-    impacts: Mapping[str, float]
-    """The impact of each stem on its score, from 0 to 1."""
-    lengths: _Lengths
-    """The number of words of each field."""
+    impacts: Mapping[str, float]  # the impact of each stem on its score, from 0 to 1
+    lengths: _Lengths  # the number of words of each field
     words: bytes
     vector: bytes = b""
 

@@ -7,15 +7,12 @@ from typing import cast
 
 from msgspec import Struct
 
-from kiwi_mcp.store.database import Database, Row, clean, within
+from kiwi_mcp.store.database import OwnedRows, Row, clean, within
 
-MAX_PER_ITEM = 10
-"""How many queries are stored for one item; the oldest are removed."""
-MAX_PER_ACTOR = 2_000
-"""How many queries are stored for one actor."""
+MAX_PER_ITEM = 10  # how many queries are stored for one item; the oldest are removed
+MAX_PER_ACTOR = 2_000  # how many queries are stored for one actor
 MAX_TOTAL = 20_000
-MAX_LENGTH = 300
-"""How many characters of a query are stored."""
+MAX_LENGTH = 300  # how many characters of a query are stored
 
 _TIMEOUT = 10.0
 _READ = "select item, request, is_run, at, project, encoder, vector from remembered where owner = ? and actor = ?"
@@ -41,27 +38,17 @@ where owner = ? and actor = ?"""
 class RecallEntry(Struct, frozen=True):
     """A query after which an item was used."""
 
-    item: str
-    """Its full name, without a version."""
+    item: str  # its full name, without a version
     request: str
-    is_run: bool
-    """Whether it was run, and not only read."""
-    at: int
-    """When that was last, in milliseconds since 1970."""
-    project: str = ""
-    """The project that the item belongs to; empty if it is the same item everywhere."""
-    encoder: str = ""
-    """The encoder of the vector."""
-    vector: bytes = b""
-    """The vector of the query; empty if it is not computed yet."""
+    is_run: bool  # whether it was run, and not only read
+    at: int  # when that was last, in milliseconds since 1970
+    project: str = ""  # the project that the item belongs to; empty if it is the same item everywhere
+    encoder: str = ""  # the encoder of the vector
+    vector: bytes = b""  # the vector of the query; empty if it is not computed yet
 
 
-class RecallStore:
+class RecallStore(OwnedRows):
     """What one owner's store remembers; several threads and processes may use it."""
-
-    def __init__(self, database: Database, owner: str) -> None:
-        self.database = database
-        self._owner = clean(owner)
 
     def of(self, actor: str) -> Sequence[RecallEntry]:
         """Return the entries of an actor, latest first."""
@@ -94,7 +81,7 @@ class RecallStore:
                 transaction.write(_DROP, (*place, old.request))
             # All entries that are as old as the first one over the limit are removed with it.
             transaction.write(_CUT, (*key, *key, MAX_PER_ACTOR))
-            transaction.write(_CUT_ALL, (self._owner, self._owner, MAX_TOTAL))
+            transaction.write(_CUT_ALL, (self.owner, self.owner, MAX_TOTAL))
 
     def encode(self, actor: str, encoder: str, vectors: Mapping[RecallEntry, bytes]) -> None:
         """Store the vectors of entries."""
@@ -112,7 +99,7 @@ class RecallStore:
             return sum(transaction.write(_FORGET_ITEM, (*key, clean(item))) for item in items)
 
     def _key(self, actor: str) -> tuple[str, str]:
-        return self._owner, clean(actor)
+        return self.owner, clean(actor)
 
 
 def _entry(row: Row) -> RecallEntry:

@@ -179,7 +179,7 @@ async def _refuse_taken(publication: Publication, target: RemoteRegistry) -> Non
     for release in publication.releases:
         name, digest = release.name, release.digest
         there = await snapshot_of(target, VersionQuery.parse(str(name)))
-        if there.versions.get(name, digest) != digest:
+        if (known := there.versions.get(name)) and known.digest != digest:
             error = VersionConflict([str(name)])
             error.message = f"{target.key} has {name} already, with other content; nothing was published."
             raise error

@@ -556,8 +556,8 @@ def _planned(name: VersionName, there: RegistrySnapshot, source: RemoteRegistry)
         tool_id=name.tool_id,
         message=f"{name} would be pulled",
         identity=f"registry/{name}",
-        digest=there.versions[name],
-        closure=there.closures[name],
+        digest=there.versions[name].digest,
+        closure=there.versions[name].closure,
         source=source.key,
         status="planned",
     )
