@@ -16,7 +16,6 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
 
 import kiwi_mcp.data
 from kiwi_mcp.search.port import Encoder, Floats
@@ -73,29 +72,20 @@ class EncodingCancelled(Exception):
     """The result of the encoding is no longer needed."""
 
 
-class CancellableEncoder(Struct, frozen=True):
+class CancellableEncoder:
     """Encodes with another encoder, and checks before each text whether to stop."""
 
-    inner: Encoder
-    is_over: Callable[[], bool]
-
-    @property
-    def name(self) -> str:
-        """The name of the inner encoder."""
-        return self.inner.name
-
-    @property
-    def dimension(self) -> int:
-        """The length of its vectors."""
-        return self.inner.dimension
+    def __init__(self, inner: Encoder, is_over: Callable[[], bool]) -> None:
+        self.name, self.dimension = inner.name, inner.dimension
+        self._inner, self._is_over = inner, is_over
 
     def encode(self, texts: Sequence[str]) -> Floats:
         """Return a row for each text; raise `EncodingCancelled` if it is over before."""
         rows: list[Floats] = []
         for text in texts:
-            if self.is_over():
+            if self._is_over():
                 raise EncodingCancelled
-            rows.append(self.inner.encode([text]))
+            rows.append(self._inner.encode([text]))
         return np.concatenate(rows)
 
 

@@ -19,7 +19,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from stat import S_ISREG
 from time import monotonic, time
-from typing import NamedTuple, TypedDict, TypeVar, cast, overload
+from typing import TypedDict, TypeVar, cast, overload
 
 import msgspec
 import numpy as np
@@ -46,14 +46,7 @@ _LARGE = ("lines", "words", "identities", "impacts", "in_name", "packed", "coars
 """The parts that are checked in the background."""
 _EMPTY = Segment.of((), ()).parts
 Read = TypeVar("Read")
-
-
-class _Block(NamedTuple):
-    """A block of a file, and its digest."""
-
-    start: int
-    size: int
-    digest: bytes
+_Block = tuple[int, int, bytes]  # where a block of a file begins, its size, and its digest
 
 
 class DamagedIndex(Exception):
@@ -145,7 +138,7 @@ def _sealed_blocks(whole: memoryview) -> list[_Block]:
     if count != -(-size // _BLOCK) or sha256(whole[2 * _DIGEST : end]).digest() != whole[_DIGEST : 2 * _DIGEST]:
         raise DamagedIndex
     return [
-        _Block(start + number * _BLOCK, min(_BLOCK, size - number * _BLOCK), bytes(whole[at : at + _DIGEST]))
+        (start + number * _BLOCK, min(_BLOCK, size - number * _BLOCK), bytes(whole[at : at + _DIGEST]))
         for number, at in enumerate(range(at, end, _DIGEST))
     ]
 
