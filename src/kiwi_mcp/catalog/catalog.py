@@ -50,7 +50,7 @@ from kiwi_mcp.manifest import markdown, permissions
 from kiwi_mcp.manifest.files import Stamps, are_fresh
 from kiwi_mcp.manifest.formats import formats_for
 from kiwi_mcp.manifest.json_schema import faults
-from kiwi_mcp.manifest.provider import has_providers
+from kiwi_mcp.manifest.runtime import has_providers
 from kiwi_mcp.manifest.trust import FILE_NAME as TRUST_FILE
 from kiwi_mcp.manifest.trust import has_passed
 from kiwi_mcp.manifest.type_specs import PROVIDERS, TypeSheets, TypeSpec, TypeSpecs, load_type_specs

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from typing import get_args
 
-from msgspec import Struct, ValidationError
+from msgspec import ValidationError
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.globs import is_plain
@@ -26,8 +26,7 @@ from kiwi_mcp.manifest.hooks import hook_faults
 from kiwi_mcp.manifest.json_schema import faults, schema_faults
 from kiwi_mcp.manifest.names import did_you_mean, use_one_of
 from kiwi_mcp.manifest.permissions import permission_faults
-from kiwi_mcp.manifest.provider import provider_issues
-from kiwi_mcp.manifest.runtime import packages_of
+from kiwi_mcp.manifest.runtime import packages_of, provider_issues
 from kiwi_mcp.manifest.templates import placeholders
 from kiwi_mcp.manifest.type_specs import TypeSpec, TypeSpecs
 
@@ -132,12 +131,21 @@ def needs_faults(written: Json, tool_type: str, sheets: TypeSpecs) -> Iterator[I
         elif word in {"client", "sockets"} and sheet is not None and not sheet.traits.is_server:
             yield Issue(place, "is for MCP servers only", "Remove it: no other item is given this.")
         else:
-            yield from (issue for text in listed for issue in _faults(word, str(text), place))
+            yield from (issue for text in listed for issue in _need_faults(word, str(text), place))
 
 
-def _faults(word: str, text: str, place: str) -> Iterator[Issue]:
+def _need_faults(word: str, text: str, place: str) -> Iterator[Issue]:
+    plain = text.removesuffix("/**").rstrip("/") or text[:1]
     if word in {"read", "write"}:
-        yield from _path_faults(text, place)
+        if not text or "\0" in text or ".." in text.split("/"):
+            yield Issue(place, f"{text!r:.80} is not a path", "Write one below the project, without `..`.")
+        elif plain in {"~", "$HOME"} or _SYSTEM.fullmatch(plain):
+            yield Issue(place, f"{text!r:.80} is more than any item needs", "Name the folder in it that is meant.")
+        elif re.match(r"~[^/]", plain):
+            yield Issue(place, f"{text!r:.80} is in the home of a user", "Write `~/…` for the owner's own.")
+        elif plain != "**" and not is_plain(plain):
+            fix = "Name a folder, which is all that lies in it, or a file."
+            yield Issue(place, f"{text!r:.80} is a pattern, and what it gives would change by itself", fix)
     elif word in _FORMS:
         form, what, fix = _FORMS[word]
         if not form.fullmatch(text) or len(text) > _LONGEST_HOST:
@@ -149,37 +157,12 @@ def _faults(word: str, text: str, place: str) -> Iterator[Issue]:
         yield Issue(place, f"{text!r:.80} is no kind of socket that can be needed", f"Write `{UNIX}`.")
 
 
-def _path_faults(text: str, place: str) -> Iterator[Issue]:
-    plain = text.removesuffix("/**").rstrip("/") or text[:1]
-    if not text or "\0" in text or ".." in text.split("/"):
-        yield Issue(place, f"{text!r:.80} is not a path", "Write one below the project, without `..`.")
-    elif plain in {"~", "$HOME"} or _SYSTEM.fullmatch(plain):
-        yield Issue(place, f"{text!r:.80} is more than any item needs", "Name the folder in it that is meant.")
-    elif re.match(r"~[^/]", plain):
-        yield Issue(place, f"{text!r:.80} is in the home of a user", "Write `~/…` for the owner's own.")
-    elif plain != "**" and not is_plain(plain):
-        fix = "Name a folder, which is all that lies in it, or a file."
-        yield Issue(place, f"{text!r:.80} is a pattern, and what it gives would change by itself", fix)
-
-
 EFFECTS = ("pure", "idempotent", "at_most_once", "transactional")
 
 _MANIFEST_FILES = {"tool.yaml", "tool.yml", "tool.json", "tool.toml"}
 _DATA_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 # Zero-width and joining marks, soft hyphens, direction overrides, and the invisible tag characters.
 _INVISIBLE = lazy_pattern("[\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f]")
-
-
-class _Subject(Struct, frozen=True):
-    """The item under check and everything its rules look at."""
-
-    manifest: Manifest
-    sheets: TypeSpecs
-    file_names: Collection[str]
-    is_folder: bool
-    executor: Manifest | None
-    executor_missing: bool
-    with_files: bool
 
 
 def check(
@@ -198,8 +181,13 @@ def check(
     `executor` is the manifest of the link below if it is known; `executor_missing` says that no item has that name.
     Without files (`with_files=False`), only the manifest is checked.
     """
-    subject = _Subject(manifest, sheets, file_names, is_folder, executor, executor_missing, with_files)
-    found = [*manifest.issues, *_universal(subject), *_of_type(subject)]
+    found = [*manifest.issues, *_universal(manifest, sheets)]
+    if (sheet := sheets.get(manifest.tool_type)) is not None:
+        found += _executor_faults(manifest, sheet, executor, is_missing=executor_missing)
+        found += _config_faults(manifest, sheet, sheets, executor)
+        found += _word_faults(manifest, sheet, sheets, executor)
+        found += _template_faults(manifest, sheet)
+        found += _file_faults(manifest, sheet, file_names, is_folder=is_folder) if with_files else ()
     shown: JsonObject = {
         "name": manifest.name,
         "description": manifest.description,
@@ -239,8 +227,7 @@ def _header_faults(manifest: Manifest) -> Iterator[Issue]:
         yield Issue("task", "does not say when a call becomes a task", fix)
 
 
-def _universal(subject: _Subject) -> Iterator[Issue]:
-    manifest, sheets = subject.manifest, subject.sheets
+def _universal(manifest: Manifest, sheets: TypeSpecs) -> Iterator[Issue]:
     yield from _header_faults(manifest)
     asked, tool_type, types = manifest.isolation, manifest.tool_type, sheets.types()
     sheet = sheets.get(tool_type)
@@ -269,30 +256,21 @@ def _universal(subject: _Subject) -> Iterator[Issue]:
         yield Issue("tool_type", f"{tool_type!r:.80} is not a type", fix)
 
 
-def _of_type(subject: _Subject) -> Iterator[Issue]:
-    sheet = subject.sheets.get(subject.manifest.tool_type)
-    if sheet is None:
-        return
-    if sheet.ids and subject.manifest.tool_id not in sheet.ids:
-        fix = f"Choose a type that runs on {' or '.join(f'`{name}`' for name in sheet.ids)}."
-        yield Issue("tool_type", f"only {' and '.join(sheet.ids)} are of the type {sheet.type}, and they are code", fix)
-    yield from _executor_faults(subject, sheet)
-    yield from _config_faults(subject, sheet)
-    if "permissions" in sheet.words:
-        yield from permission_faults(subject.manifest.config.get("permissions"), subject.sheets)
-    if "model_tier" in sheet.words and subject.executor is not None:
-        yield from _model_faults(subject.manifest, subject.executor)
-    if "limits" in sheet.words:
-        yield from limit_faults(subject.manifest.config.get("limits"))
-    if "hooks" in sheet.words:
-        yield from hook_faults(subject.manifest.config.get("hooks"))
-    if "providers" in sheet.words:
-        yield from provider_issues(subject.manifest.config)
-    if "steps" in sheet.words and not faults(sheet.config, subject.manifest.config):
-        yield from composite_faults(subject.manifest)
-    yield from _template_faults(subject.manifest, sheet)
-    if subject.with_files:
-        yield from _file_faults(subject, sheet)
+def _word_faults(manifest: Manifest, sheet: TypeSpec, sheets: TypeSpecs, executor: Manifest | None) -> Iterator[Issue]:
+    """Yield the faults of the words under `config` that have rules of their own."""
+    config, words = manifest.config, sheet.words
+    if "permissions" in words:
+        yield from permission_faults(config.get("permissions"), sheets)
+    if "model_tier" in words and executor is not None:
+        yield from _model_faults(manifest, executor)
+    if "limits" in words:
+        yield from limit_faults(config.get("limits"))
+    if "hooks" in words:
+        yield from hook_faults(config.get("hooks"))
+    if "providers" in words:
+        yield from provider_issues(config)
+    if "steps" in words and not faults(sheet.config, config):
+        yield from composite_faults(manifest)
 
 
 def _model_faults(manifest: Manifest, executor: Manifest) -> Iterator[Issue]:
@@ -311,8 +289,13 @@ def _a(word: str) -> str:
     return f"an {word}" if word[:1] in "aeiou" else f"a {word}"
 
 
-def _executor_faults(subject: _Subject, sheet: TypeSpec) -> Iterator[Issue]:
-    named = subject.manifest.executor
+def _executor_faults(
+    manifest: Manifest, sheet: TypeSpec, below: Manifest | None, *, is_missing: bool
+) -> Iterator[Issue]:
+    if sheet.ids and manifest.tool_id not in sheet.ids:
+        fix = f"Choose a type that runs on {' or '.join(f'`{name}`' for name in sheet.ids)}."
+        yield Issue("tool_type", f"only {' and '.join(sheet.ids)} are of the type {sheet.type}, and they are code", fix)
+    named = manifest.executor
     if named is None:
         if sheet.needs_executor == "required":
             example = sheet.default_executor or f"<name of a {' or '.join(sheet.executor_types)}>"
@@ -331,9 +314,8 @@ def _executor_faults(subject: _Subject, sheet: TypeSpec) -> Iterator[Issue]:
         yield Issue("executor", f"{place!r:.140} cannot name an item", fix)
     if at and Range.parse(wanted) is None:
         yield Issue("executor", f"{wanted!r:.60} is not a range of versions", f"Write a range, such as `{name}@^1.2`.")
-    if subject.executor_missing:
+    if is_missing:
         yield Issue("executor", f"{name!r:.140} is not in any catalog", f"Create `{name}`, or name one that exists.")
-    below = subject.executor
     if sheet.executor_ids and name not in sheet.executor_ids:
         listed = " or ".join(f"`{each}`" for each in sheet.executor_ids)
         yield Issue("executor", f"{_a(sheet.type)} depends on {listed}, not on {name!r:.140}", f"Write {listed}.")
@@ -342,34 +324,36 @@ def _executor_faults(subject: _Subject, sheet: TypeSpec) -> Iterator[Issue]:
         reason = f"{name!r} is {_a(below.tool_type)}, and {_a(sheet.type)} depends on {_a(wanted)}"
         yield Issue("executor", reason, f"Name an item of the type {wanted}.")
     elif below is not None:
-        yield from child_faults(below, subject.manifest)
+        yield from child_faults(below, manifest)
 
 
-def _config_faults(subject: _Subject, sheet: TypeSpec) -> Iterator[Issue]:
+def _config_faults(
+    manifest: Manifest, sheet: TypeSpec, sheets: TypeSpecs, executor: Manifest | None
+) -> Iterator[Issue]:
     below = {
         word: name
         for name in sheet.executor_types
-        if (link := subject.sheets.get(name)) is not None
+        if (link := sheets.get(name)) is not None
         for word in link.words
         if word not in sheet.words
     }
-    formats = formats_for(_requirement(subject))
-    found = faults(sheet.config, subject.manifest.config, place="config", formats=formats)
-    rule = sheet.by_executor.get(subject.manifest.executor_id or "")
+    formats = formats_for(_requirement(manifest, executor))
+    found = faults(sheet.config, manifest.config, place="config", formats=formats)
+    rule = sheet.by_executor.get(manifest.executor_id or "")
     if rule is not None and not found:
-        found = faults(rule, subject.manifest.config, place="config")
+        found = faults(rule, manifest.config, place="config")
     for issue in found:
         word = issue.place.removeprefix("config.")
-        if word in below and word in subject.manifest.config:
+        if word in below and word in manifest.config:
             reason = f"`{word}` is a word of the {below[word]} below; {_a(sheet.type)} cannot set it"
             yield replace(issue, reason=reason, fix=f"Remove it, or write a {below[word]} of your own with it.")
         else:
             yield issue
 
 
-def _requirement(subject: _Subject) -> Requirement:
+def _requirement(*links: Manifest | None) -> Requirement:
     """Return how an item writes packages: as its own runtime does, or as its executor does."""
-    for manifest in (subject.manifest, subject.executor):
+    for manifest in links:
         try:
             found = packages_of(manifest.config) if manifest is not None else None
         except ValidationError:  # the schema of runtimes says what is wrong with it
@@ -394,23 +378,23 @@ def _template_faults(manifest: Manifest, sheet: TypeSpec) -> Iterator[Issue]:
         yield Issue(f"parameters.{name}", "is declared and never used", fix, "warning")
 
 
-def _file_faults(subject: _Subject, sheet: TypeSpec) -> Iterator[Issue]:
+def _file_faults(
+    manifest: Manifest, sheet: TypeSpec, file_names: Collection[str], *, is_folder: bool
+) -> Iterator[Issue]:
     files = [
-        name
-        for name in subject.file_names
-        if not (name in _MANIFEST_FILES if subject.is_folder else name.endswith(_DATA_SUFFIXES))
+        name for name in file_names if not (name in _MANIFEST_FILES if is_folder else name.endswith(_DATA_SUFFIXES))
     ]
     for name in files:
         if not is_safe_path(name):
             yield Issue(name, "is not a safe path", "Use relative paths, without `..`, backslashes or a drive.")
-    entrypoint = subject.manifest.config.get("entrypoint")
+    entrypoint = manifest.config.get("entrypoint")
     if "entrypoint" in sheet.words:
         if isinstance(entrypoint, str) and is_safe_path(entrypoint) and entrypoint not in files:
             fix = f"{did_you_mean(entrypoint, files)}Add the file, or name one that is there."
             yield Issue("config.entrypoint", f"{entrypoint!r} is not among the item's files", fix)
     elif sheet.files == "required" and not files:
         yield Issue("", f"{_a(sheet.type)} needs a file with its text", "Put a Markdown file beside the manifest.")
-    elif sheet.files == "none" and files and subject.is_folder:
+    elif sheet.files == "none" and files and is_folder:
         listed = ", ".join(files[:5])
         yield Issue("", f"{_a(sheet.type)} has no files; {listed} will never be used", "Remove them.", "warning")
 

@@ -78,12 +78,15 @@ def read_file(path: Path, *, limit: int) -> Content:
             raise unreadable(path, "it is not a regular file")
         if found.st_size > limit:
             raise TooLarge(str(path), size=found.st_size, limit=limit)
-        data = _read(file.fileno(), limit + 1)
-        if len(data) > limit:
+        parts, left = [], limit + 1
+        while left > 0 and (part := os.read(file.fileno(), min(left, 1 << 20))):
+            parts.append(part)
+            left -= len(part)
+        if left <= 0:
             raise TooLarge(str(path), size=None, limit=limit)
         is_steady = _stamp(os.fstat(descriptor)) == _stamp(found)
     stamp = settled(_stamp(found)) if is_steady else RACY
-    return Content(data, stamp, bool(found.st_mode & stat.S_IXUSR), found.st_mtime)
+    return Content(b"".join(parts), stamp, bool(found.st_mode & stat.S_IXUSR), found.st_mtime)
 
 
 def write_whole(path: Path, *parts: bytes) -> None:
@@ -112,14 +115,6 @@ def owner_stamp(path: str) -> OwnerStamp:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-def _read(descriptor: int, limit: int) -> bytes:
-    parts: list[bytes] = []
-    while limit > 0 and (part := os.read(descriptor, min(limit, 1 << 20))):
-        parts.append(part)
-        limit -= len(part)
-    return b"".join(parts)
 
 
 def _stamp(found: os.stat_result) -> FileStamp:

@@ -39,7 +39,6 @@ _INSTRUCTIONS = (
 )
 
 CheckpointMode: TypeAlias = Literal["auto", "explicit", "disabled"]
-OnExceeded: TypeAlias = Literal["stop", "warn", "escalate"]
 
 
 class TextItem(Struct, frozen=True):
@@ -77,7 +76,7 @@ class DirectiveLimits(Struct, frozen=True):
     children: int | None = None
     threads: int | None = None
     answer_seconds: int | None = None
-    on_exceeded: OnExceeded = "stop"
+    on_exceeded: Literal["stop", "warn", "escalate"] = "stop"
 
 
 class ModelPreference(Struct, frozen=True):

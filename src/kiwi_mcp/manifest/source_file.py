@@ -12,7 +12,6 @@ from typing import Literal
 from msgspec import Struct, convert, field
 from msgspec.structs import replace
 
-from kiwi_mcp.data import FOLDER, parsed
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_object
@@ -20,7 +19,7 @@ from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest import directive, markdown, python_source
 from kiwi_mcp.manifest.document import Document, read_json, read_toml, refuse
 from kiwi_mcp.manifest.type_specs import FileFormat, TypeSpec, TypeSpecs, load_type_specs
-from kiwi_mcp.manifest.yaml import read_yaml, syntax_fault
+from kiwi_mcp.manifest.yaml import read_data, read_yaml, syntax_fault
 
 MAX_LEAD = 64_000
 """How many characters at the start of a file are searched for metadata."""
@@ -73,9 +72,7 @@ def read_embedded(suffix: str, text: str, *, what: str, is_legacy_script: bool =
 @cache
 def comment_marks() -> Mapping[str, Comments]:
     """Return the comment marks of each suffix of files; `#` is meant where it is not listed."""
-    path = FOLDER / "languages.yaml"
-    text = path.read_text(encoding="utf-8")
-    return convert(parsed(text) or read_yaml(text, what=path.name).value, dict[str, Comments])
+    return convert(read_data("languages.yaml"), dict[str, Comments])
 
 
 def _leading_comments(text: str, marks: Comments) -> Iterator[tuple[int, str]]:

@@ -299,24 +299,25 @@ def _each(
     listings: Iterable[_Listing], issues: list[Issue], usual: Mapping[str, TypeTraits], defined_in: DefinedIn
 ) -> Iterator[tuple[str, TypeSpec]]:
     """Yield the name and the content of each type spec that can be read."""
-    for listed in (one for listing in listings for one in listing):
-        value, found = _value(*listed)
+    for path, version in (one for listing in listings for one in listing):
+        value, found = _value(path, version)
         issues += found
         if value is not None:
-            yield Path(listed[0]).name, _sheet(value, usual, defined_in)
+            # Traits that it does not set are as usual for its driver.
+            like = usual.get(as_text(value["driver"]), TypeTraits())
+            traits = convert({"lifetime": like.lifetime, "defined_by": like.defined_by, **value}, TypeTraits)
+            yield Path(path).name, convert({**value, "defined_in": defined_in, "traits": traits}, TypeSpec)
 
 
 def _joined(by_type: Mapping[str, TypeSpec], issues: tuple[Issue, ...] = ()) -> TypeSpecs:
     aliases = {word: (sheet.type, executor) for sheet in by_type.values() for word, executor in sheet.aliases.items()}
     folders = {TOOLS.name: TOOLS}
     for sheet in by_type.values():
-        if sheet.format:
-            format_ = sheet.format
-            folders[sheet.folder] = ItemFolder(
-                sheet.folder, format_.suffix, sheet.type, defined_in=sheet.defined_in, file=format_.file
-            )
+        name, place = sheet.folder, sheet.defined_in
+        if form := sheet.format:
+            folders[name] = ItemFolder(name, form.suffix, sheet.type, defined_in=place, file=form.file)
         for folder, suffix in sheet.old_folders.items():
-            folders[folder] = ItemFolder(folder, suffix, is_old=True, defined_in=sheet.defined_in)
+            folders[folder] = ItemFolder(folder, suffix, is_old=True, defined_in=place)
     return TypeSpecs(by_type, issues, aliases, folders)
 
 
@@ -328,10 +329,10 @@ def _redefined(sheet: TypeSpec, name: str, known: TypeSpecs) -> Issue | None:
         what = "a built-in type" if other.defined_in == "builtin" else "a type already"
         reason = f"`{sheet.type}` is {what}, which no folder redefines; this file is ignored"
         return Issue(f"{name}.type", reason, "Give the type a name of its own, or remove the file.")
-    taken = [word for word in sheet.aliases if word in known.by_type or word in known.aliases]
-    if taken:
-        reason = f"`{taken[0]}` already means the type `{known.canonical(taken[0])[0]}`; this file is ignored"
-        return Issue(f"{name}.aliases.{taken[0]}", reason, "Remove the alias.")
+    taken = next((word for word in sheet.aliases if word in known.by_type or word in known.aliases), None)
+    if taken is not None:
+        reason = f"`{taken}` already means the type `{known.canonical(taken)[0]}`; this file is ignored"
+        return Issue(f"{name}.aliases.{taken}", reason, "Remove the alias.")
     fix = "Give the type a folder of its own, such as its name, and a `format`."
     if sheet.old_folders:
         return Issue(f"{name}.old_folders", "is for built-in types alone; this file is ignored", "Remove it.")
@@ -407,22 +408,14 @@ def faults_of(value: JsonObject, name: str) -> Sequence[Issue]:
         return found
     config = as_object(value["config"])
     if config.get("additionalProperties") is not False:
-        found.append(
-            Issue(f"{name}.config", "is open", "Add `additionalProperties: false`: each link has its own words.")
-        )
+        fix = "Add `additionalProperties: false`: each link has its own words."
+        found.append(Issue(f"{name}.config", "is open", fix))
     if value["driver"] not in AT_HOME and (value["needs_executor"] != "required" or not value.get("executor_types")):
         fix = "Write `needs_executor: required` and name its `executor_types`."
         found.append(Issue(f"{name}.driver", f"`{value['driver']}` drives only items on a primitive", fix))
     for executor, rule in as_object(value.get("by_executor")).items():
         found += schema_faults(as_object(rule), f"{name}.by_executor.{executor}")
     return found + schema_faults(config, f"{name}.config")
-
-
-def _sheet(value: JsonObject, usual: Mapping[str, TypeTraits], defined_in: DefinedIn) -> TypeSpec:
-    """Return a valid type spec; traits that it does not set are as usual for its driver."""
-    like = usual.get(as_text(value["driver"]), TypeTraits())
-    traits = {"lifetime": like.lifetime, "defined_by": like.defined_by, **value}
-    return convert({**value, "defined_in": defined_in, "traits": convert(traits, TypeTraits)}, TypeSpec)
 
 
 class TypeSheets:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct, field
 
+from kiwi_mcp.data import FOLDER, parsed
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.patterns import compiled_later
@@ -66,6 +67,12 @@ def read_yaml(
         return Document(reader.read(events), reader.lines)
     except yaml.YAMLError as error:
         raise _refusal(error, what) from None
+
+
+def read_data(name: str) -> Json:
+    """Return the content of a YAML file that ships with Kiwi."""
+    text = (FOLDER / name).read_text(encoding="utf-8")
+    return parsed(text) or read_yaml(text, what=name).value
 
 
 def syntax_fault(text: str, *, what: str) -> InvalidManifest | None:
@@ -132,12 +139,13 @@ class _Reader(Struct):
         match event:
             case ScalarEvent():
                 value = self.scalar(event, place, key)
-            case SequenceStartEvent():
-                self.enter(event, place, "seq", depth)
-                value = self.sequence(events, place, depth)
-            case MappingStartEvent():
-                self.enter(event, place, "map", depth)
-                value = self.mapping(events, place, depth)
+            case SequenceStartEvent() | MappingStartEvent():
+                is_list = isinstance(event, SequenceStartEvent)
+                if depth > self.limits.depth:
+                    raise self.limits.too_deep(_line(event))
+                if event.tag not in {None, "!", f"{_CORE}{'seq' if is_list else 'map'}"}:
+                    raise self.fault(event, place, f"the tag {event.tag!r} is not read", "Remove the tag.")
+                value = self.sequence(events, place, depth) if is_list else self.mapping(events, place, depth)
             case _:
                 raise self.fault(event, place, "cannot be read", "Write a mapping, a list or a value.")
         if event.anchor:
@@ -206,12 +214,6 @@ class _Reader(Struct):
         if depth + height > self.limits.depth:
             raise self.limits.too_deep(_line(event))
         return value
-
-    def enter(self, event: SequenceStartEvent | MappingStartEvent, place: str, kind: str, depth: int) -> None:
-        if depth > self.limits.depth:
-            raise self.limits.too_deep(_line(event))
-        if event.tag not in {None, "!", _CORE + kind}:
-            raise self.fault(event, place, f"the tag {event.tag!r} is not read", "Remove the tag.")
 
     def count(self, size: int) -> None:
         self.seen += size

@@ -23,7 +23,7 @@ from kiwi_mcp.drivers.llm.provider import (
     worst_case_micros,
 )
 from kiwi_mcp.manifest.check import check
-from kiwi_mcp.manifest.provider import provider_issues
+from kiwi_mcp.manifest.runtime import provider_issues
 from kiwi_mcp.manifest.type_specs import load_type_specs
 
 SEED: JsonObject = yaml.safe_load((FOLDER / "tools" / "runtimes" / "llm_runtime.yaml").read_text())["config"]

@@ -14,8 +14,7 @@ from kiwi_mcp.domain.errors import Invalid
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel import Answer
 from kiwi_mcp.kernel.verbs.mcp.connect import _by_own_command
-from kiwi_mcp.manifest.mcp.client_entry import apply, plan_connect, plan_undo
-from kiwi_mcp.manifest.mcp.clients import SCOPES, Scope, clients, read_configuration
+from kiwi_mcp.manifest.mcp.clients import SCOPES, Scope, apply, clients, plan_connect, plan_undo, read_configuration
 
 Ask = Callable[..., Answer]
 COMMAND = "/opt/kiwi/bin/kiwi"

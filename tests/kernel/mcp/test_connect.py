@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from kiwi_mcp.domain.errors import Conflict, Invalid, InvalidRequest, NotFound
 from kiwi_mcp.domain.json import Json, as_object
-from kiwi_mcp.manifest.mcp.client_entry import BACKUP, ClientFileChange, apply, plan_connect, plan_undo
 from kiwi_mcp.manifest.mcp.client_format import plain, read_object, with_member, without_member
-from kiwi_mcp.manifest.mcp.clients import Scope, clients
+from kiwi_mcp.manifest.mcp.clients import BACKUP, ClientFileChange, Scope, apply, clients, plan_connect, plan_undo
 
 COMMAND = "/opt/kiwi/bin/kiwi"
 NOON = datetime(2026, 1, 2, 12, 0, 0, tzinfo=UTC)

@@ -14,7 +14,7 @@ from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.messages import TokenUsage
 from kiwi_mcp.manifest.names import did_you_mean
-from kiwi_mcp.manifest.provider import ANY_MODEL, ModelTier, Providers, dialect_of, has_providers, read_providers
+from kiwi_mcp.manifest.runtime import ANY_MODEL, ModelTier, Providers, dialect_of, has_providers, read_providers
 
 DEFAULT_TIER = "balanced"
 _DEFAULT_OUTPUT = 4_096

@@ -57,7 +57,7 @@ from kiwi_mcp.manifest.program import (
     return_schema,
     thread_program,
 )
-from kiwi_mcp.manifest.provider import read_providers
+from kiwi_mcp.manifest.runtime import read_providers
 from kiwi_mcp.manifest.type_specs import load_type_specs
 from kiwi_mcp.store.runs import new_run
 

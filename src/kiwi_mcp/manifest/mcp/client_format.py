@@ -372,7 +372,7 @@ def _yaml_added(text: str, file: ClientFile, name: str, words: JsonObject) -> st
     if at is None:
         return _joined(text, [f"{file.key[0]}:", *_yaml_block(file, name, words, "  ")], gap=False)
     end = _yaml_end(lines, at, is_list=file.is_list)
-    inner = next((line for line in lines[at + 1 : end] if line.strip() and not line.lstrip().startswith("#")), None)
+    inner = next((line for line in lines[at + 1 : end] if line.lstrip()[:1] not in {"", "#"}), None)
     indent = inner[: len(inner) - len(inner.lstrip())] if inner is not None else "  "
     lines[at] = re.sub(r":\s*(?:\[\s*\]|\{\s*\}|null|~)", ":", lines[at], count=1)
     return _joined("", [*lines[:end], *_yaml_block(file, name, words, indent), *lines[end:]], gap=False)
@@ -384,7 +384,8 @@ def _yaml_removed(text: str, file: ClientFile, name: str) -> str:
     if at is None:
         return text
     end = _yaml_end(lines, at, is_list=file.is_list)
-    depths = {place: depth for place in range(at + 1, end) if (depth := _yaml_indent(lines[place])) >= 0}
+    written = [place for place in range(at + 1, end) if lines[place].lstrip()[:1] not in {"", "#"}]
+    depths = {place: len(lines[place]) - len(lines[place].lstrip()) for place in written}
     starts = [place for place, depth in depths.items() if depth == next(iter(depths.values()))]
     for start, following in pairwise((*starts, end)):
         value = read_yaml("\n".join(lines[start:following]), what="the server").value
@@ -413,16 +414,12 @@ def _yaml_end(lines: Sequence[str], at: int, *, is_list: bool) -> int:
     end = at + 1
     for place in range(at + 1, len(lines)):
         line = lines[place]
-        if not line.strip() or line.lstrip().startswith("#"):
+        if line.lstrip()[:1] in {"", "#"}:
             continue
         if not line.startswith((" ", "\t")) and not (is_list and line.startswith("-")):
             break
         end = place + 1
     return end
-
-
-def _yaml_indent(line: str) -> int:
-    return len(line) - len(line.lstrip()) if line.strip() and not line.lstrip().startswith("#") else -1
 
 
 def _yaml_block(file: ClientFile, name: str, words: JsonObject, indent: str) -> list[str]:

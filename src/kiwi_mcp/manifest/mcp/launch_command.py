@@ -13,12 +13,11 @@ from urllib.parse import urlsplit
 from msgspec import Struct, convert, field
 from msgspec.structs import replace
 
-import kiwi_mcp.data
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_list, as_text, text_of
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.formats import is_node_requirement, is_python_requirement
-from kiwi_mcp.manifest.yaml import read_yaml
+from kiwi_mcp.manifest.yaml import read_data
 
 _OPERATOR = lazy_pattern(r"[|&;<>`\n]|\$\(|\$\w")
 _ROOTED = lazy_pattern(r"[/~\"']|[A-Za-z]:[\\/]|\\\\")
@@ -244,8 +243,7 @@ class KnownServer(Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def known_servers_table() -> Mapping[str, KnownServer]:
     """Return the well-known servers, by package."""
-    path = Path(kiwi_mcp.data.__file__).parent / "servers.yaml"
-    table = convert(read_yaml(path.read_text(encoding="utf-8"), what=path.name).value, dict[str, KnownServer])
+    table = convert(read_data("servers.yaml"), dict[str, KnownServer])
     return {package: row for row in table.values() for package in row.packages}
 
 

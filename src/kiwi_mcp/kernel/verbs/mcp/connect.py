@@ -34,13 +34,18 @@ from kiwi_mcp.kernel.verb import OWNER, AnyJson, Argument, DryRun, NameText, Opt
 from kiwi_mcp.kernel.verbs.mcp.add import ServerAllowRequest, ServersImportRequest, allow, import_servers, shown_path
 from kiwi_mcp.kernel.verbs.mcp.servers import NO_NETWORK, Warnings, may_change, may_reach
 from kiwi_mcp.kernel.view import Data, Notice, TableRow, ViewItem, count_text, next_hint, warning_rows
-from kiwi_mcp.manifest.mcp.client_entry import ENTRY, ClientFileChange, apply, keep_copy, plan_connect, plan_undo
 from kiwi_mcp.manifest.mcp.clients import (
+    ENTRY,
     SCOPES,
+    ClientFileChange,
     Configuration,
     Scope,
+    apply,
     clients,
     find_configurations,
+    keep_copy,
+    plan_connect,
+    plan_undo,
     read_configuration,
     read_text,
 )
