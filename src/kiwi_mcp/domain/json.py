@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from json import JSONDecodeError, JSONEncoder, loads
 from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]  # the stubs lack the first
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -29,6 +29,19 @@ def text_of(value: Json) -> str:
             return "true" if value else "false"
         case _:
             return compact(value)
+
+
+def map_texts(value: Json, change: Callable[[str], str]) -> Json:
+    """Return a JSON value with each of its texts changed, those of keys too."""
+    match value:
+        case str():
+            return change(value)
+        case Mapping():
+            return {change(name): map_texts(inner, change) for name, inner in value.items()}
+        case list() | tuple():
+            return [map_texts(inner, change) for inner in value]
+        case _:
+            return value
 
 
 def compact(value: Json) -> str:

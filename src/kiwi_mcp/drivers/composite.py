@@ -16,7 +16,7 @@ from kiwi_mcp.domain.calls import Caller, Space
 from kiwi_mcp.domain.errors import ApprovalRequired, InvalidManifest, KiwiError, ThreadWaiting
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain
-from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, map_texts, text_of
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan, ReadSpec
 from kiwi_mcp.domain.times import now_ms
@@ -274,21 +274,9 @@ def _present(known: Mapping[str, object]) -> JsonObject:
 def filled(template: Json, known: StepScope) -> Json:
     """Return a template with its values, which keep their types."""
     try:
-        return _plain(render(template, known))
+        return map_texts(render(template, known), plain)
     except KiwiError as fault:
         raise StepFault(fault.message) from fault
-
-
-def _plain(value: Json) -> Json:
-    match value:
-        case str():
-            return plain(value)
-        case Mapping():
-            return {plain(key): _plain(inner) for key, inner in value.items()}
-        case list() | tuple():
-            return [_plain(inner) for inner in value]
-        case _:
-            return value
 
 
 def progress_of(chain: Chain, inputs: JsonObject) -> CompositeProgress:

@@ -115,7 +115,8 @@ class Admission:
         """Whether the newest version was asked for, so that an older one is a rollback."""
         self._is_planned = is_planned
         self.warnings: list[str] = []
-        self.acknowledged: list[JsonObject] = []
+        self.acknowledged: Sequence[JsonObject] = []
+        """The versions that the owner accepted, for the response and the receipt."""
         self.refused: dict[VersionName, str] = {}
         self.incoming: list[IncomingVersion] = []
 
@@ -140,11 +141,6 @@ class Admission:
             await self._ask(open_doubts, caller)
         await asyncio.to_thread(self._store, doubts)
         await asyncio.to_thread(self.store_versions)
-
-    @property
-    def acknowledgement(self) -> Sequence[JsonObject]:
-        """The versions that the owner accepted, for the response and the receipt."""
-        return self.acknowledged[:_MOST]
 
     def filter_releases(self, releases: Sequence[Release]) -> Mapping[VersionName, str]:
         """Return the versions that are refused, each with the reason; the keys of admitted versions are remembered."""
@@ -274,7 +270,7 @@ class Admission:
         for scope, key in unknown.items():
             self._file.pin(scope, [TrustedKey(key, _now(), how="first use")], is_first=True)
         self.warnings += [f"{scope} is known by {fingerprint(key)} from now on" for scope, key in unknown.items()]
-        self.acknowledged += [one.to_json() for one in doubts]
+        self.acknowledged = [*self.acknowledged, *(one.to_json() for one in doubts)][:_MOST]
 
 
 def _refused(version: IncomingVersion, reason: str, fix: str) -> SignatureRefused:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import Answers, Caller, Question, QuestionMethod, Questions, unheard
 from kiwi_mcp.domain.errors import KiwiError, Unanswered
-from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, compact
+from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, compact, map_texts
 from kiwi_mcp.domain.safe_text import strip_controls
 from kiwi_mcp.domain.secret import labels_secret, names_secret
 from kiwi_mcp.drivers.mcp.rpc import GRANT_OF_CAPABILITY, NOTE_LEVEL
@@ -129,19 +129,7 @@ def _bounded(data: Json) -> Json:
         text = compact(data)
     except (ValueError, RecursionError):
         return ""
-    return _plain(data) if len(text) <= LONGEST_NOTE else strip_controls(text)[:LONGEST_NOTE]
-
-
-def _plain(value: Json) -> Json:
-    match value:
-        case str():
-            return strip_controls(value)
-        case Mapping():
-            return {strip_controls(name): _plain(inner) for name, inner in value.items()}
-        case list() | tuple():
-            return [_plain(inner) for inner in value]
-        case _:
-            return value
+    return map_texts(data, strip_controls) if len(text) <= LONGEST_NOTE else strip_controls(text)[:LONGEST_NOTE]
 
 
 MOST_QUESTIONS = 32

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import NO_CALLER, Answers, Caller, Questions, no_answers, unheard
-from kiwi_mcp.domain.json import Json, JsonObject, as_object
+from kiwi_mcp.domain.json import Json, JsonObject, as_object, map_texts
 from kiwi_mcp.domain.outcome import Outcome, Progress, silent
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.secret import Secret
@@ -103,15 +103,7 @@ class Redactor:
 
     def json(self, value: Json) -> Json:
         """Return a JSON value without the secrets."""
-        match value:
-            case str():
-                return self.text(value)
-            case Mapping():
-                return {self.text(name): self.json(inner) for name, inner in value.items()}
-            case list() | tuple():
-                return [self.json(inner) for inner in value]
-            case _:
-                return value
+        return map_texts(value, self.text)
 
     def clean(self, data: bytes) -> bytes:
         """Return bytes without the secrets."""

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from kiwi_mcp.domain.errors import InvalidRequest, TooLarge, VariableMissing
-from kiwi_mcp.domain.json import Json
+from kiwi_mcp.domain.json import Json, map_texts
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.secret import Secret
 
@@ -132,15 +132,7 @@ def reveal_url(text: str, secrets: Mapping[str, str]) -> str:
 
 def reveal_json(value: Json, secrets: Mapping[str, str]) -> Json:
     """Return a JSON value with each of its strings revealed, so that no value can break out of its string."""
-    match value:
-        case str():
-            return reveal(value, secrets)
-        case Mapping():
-            return {reveal(key, secrets): reveal_json(inner, secrets) for key, inner in value.items()}
-        case list() | tuple():
-            return [reveal_json(inner, secrets) for inner in value]
-        case _:
-            return value
+    return map_texts(value, lambda text: reveal(text, secrets))
 
 
 def names_in(text: str) -> tuple[str, ...]:

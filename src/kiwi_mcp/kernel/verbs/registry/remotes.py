@@ -331,7 +331,7 @@ def _sync_response(
         counts=counts,
         left_out=[*done.left_out[:_SHOWN]],
         message=f"{counts.new} new, {counts.unchanged} unchanged, {counts.marked} marked",
-        acknowledged=[dict(one) for one in admission.acknowledgement] or UNSET if admission else UNSET,
+        acknowledged=[dict(one) for one in admission.acknowledged] or UNSET if admission else UNSET,
         warnings=[*admission.warnings] or UNSET if admission else UNSET,
     )
 
@@ -533,7 +533,7 @@ async def _pull_from(
         response,
         source=source.key,
         new=[str(one.name) for one in published if one.is_new],
-        acknowledged=[dict(one) for one in admission.acknowledgement] or UNSET,
+        acknowledged=[dict(one) for one in admission.acknowledged] or UNSET,
         warnings=[*admission.warnings, *absent, *(response.warnings or ())],
     )
 
