@@ -44,7 +44,7 @@ from kiwi_mcp.domain.errors import (
 )
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import SOURCE_TRAITS, SUBPROCESS, Chain, ItemType, ReferredItem, Source, Tool, TypeTraits
-from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.json import JsonObject, as_text
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Pin
 from kiwi_mcp.manifest import markdown, permissions
 from kiwi_mcp.manifest.files import Stamps, are_fresh
@@ -55,6 +55,7 @@ from kiwi_mcp.manifest.trust import FILE_NAME as TRUST_FILE
 from kiwi_mcp.manifest.trust import has_passed
 from kiwi_mcp.manifest.type_specs import PROVIDERS, TypeSheets, TypeSpec, TypeSpecs, load_type_specs
 from kiwi_mcp.primitives.file_watch import watch
+from kiwi_mcp.primitives.http.addresses import local_network_host
 from kiwi_mcp.store.mcp_definitions import McpDefinitions
 from kiwi_mcp.store.registry.registry import Registry
 from kiwi_mcp.store.registry.release_check import MAX_LINKS
@@ -309,7 +310,8 @@ class Catalog:
 
     def meant_hosts(self, server: Tool) -> tuple[str, ...]:
         """Return the hosts beyond the public network that the owner meant by accepting an MCP server as it is."""
-        return tuple(host for source in self._servers if (host := source.meant_host(server)))
+        host = local_network_host(as_text(server.manifest.config.get("url"))) if self.is_meant(server) else ""
+        return (host,) if host else ()
 
     def is_meant(self, server: Tool) -> bool:
         """Whether the owner added or accepted an MCP server as it is, and so meant what its manifest asks for."""

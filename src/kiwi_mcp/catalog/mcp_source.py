@@ -26,7 +26,6 @@ from kiwi_mcp.domain.mcp import MAX_DIFF, Definition, OfferKind, ServerKey, Serv
 from kiwi_mcp.manifest.files import MISSING, FileStamp, are_fresh, read_file, stamp_of, write_whole
 from kiwi_mcp.manifest.signatures import sha256_hex
 from kiwi_mcp.manifest.type_specs import TypeSpecs
-from kiwi_mcp.primitives.http.addresses import local_network_host
 from kiwi_mcp.store.database import within
 from kiwi_mcp.store.mcp_definitions import DefinitionSummary, McpDefinitions
 
@@ -68,6 +67,7 @@ class McpSource(ItemSource):
     def __init__(self, definitions: Callable[[], McpDefinitions | None], space: Space) -> None:
         self._definitions = definitions
         self._spaces = (str(space.project_ai), str(space.user), PUBLISHED)
+        self.home = "\n".join(self._spaces)
         self._copies = space.cache / "mcp"
         self._marks: Mapping[ServerKey, str] = {}
         self._mark: str | None = None
@@ -83,22 +83,11 @@ class McpSource(ItemSource):
         )
         self._offered: Mapping[ServerKey, ServerSnapshot] | None = None
         self._generation = 0
-        self._fault: KiwiError | None = None
-
-    @property
-    def fault(self) -> KiwiError | None:
-        """Why the store cannot be asked now, if so."""
-        return self._fault
-
-    @property
-    def home(self) -> str:
-        """The spaces with servers that are visible."""
-        return "\n".join(self._spaces)
 
     @property
     def mark(self) -> str:
         """The marks of all servers: the store gives each a new one whenever anything about it changes."""
-        if self._fault:
+        if self.fault:
             return ""
         if self._mark is None:
             listed = "\n".join(f"{key.space}\t{key.server}\t{mark}" for key, mark in self._marks.items())
@@ -125,14 +114,14 @@ class McpSource(ItemSource):
                 if marks is not self._marks and marks != self._marks:
                     servers = definitions.servers() if definitions else ()
                     self._begin_anew(marks, servers)
-            self._fault = None
+            self.fault = None
         except KiwiError as fault:
             self._fail(fault)
         return self._generation
 
     def entries(self) -> Sequence[Card]:
         """Return everything that is offered."""
-        if self._fault:
+        if self.fault:
             return ()
         if self._entries is None:
             known = self._offered
@@ -162,7 +151,7 @@ class McpSource(ItemSource):
 
     def named(self, ref: Ref) -> Sequence[Card]:
         """Return the entries with a name: those that the owner accepted first, then by the names of the servers."""
-        if self._fault or not self._servers or ref.source not in {None, "mcp"}:
+        if self.fault or not self._servers or ref.source not in {None, "mcp"}:
             return ()
         if ref.name not in self._named:
             known = self._asked(lambda store: store.named(ref.name))
@@ -247,10 +236,6 @@ class McpSource(ItemSource):
         if known:
             yield from _drift(item, server, offered)
 
-    def meant_host(self, server: Tool) -> str:
-        """Return the `host:port` nearby that the owner meant by adding or accepting a server as it is, if any."""
-        return local_network_host(as_text(server.manifest.config.get("url"))) if self.is_meant(server) else ""
-
     def is_meant(self, server: Tool) -> bool:
         """Whether the owner added or accepted a server as it is."""
         return any(
@@ -284,9 +269,9 @@ class McpSource(ItemSource):
 
     def _fail(self, fault: KiwiError) -> None:
         self._seen = None
-        if self._fault is None:
+        if self.fault is None:
             self._begin_anew({}, ())
-        self._fault = fault
+        self.fault = fault
 
     def _asked(self, question: Callable[[McpDefinitions], T]) -> T | None:
         """Return the answer of the store if it has one; it may fail in the middle, and then it holds nothing either."""

@@ -58,12 +58,6 @@ class RegistrySource(ItemSource):
         self._opened: dict[str, OpenedItem] = {}
         self._latest: dict[ItemName, Card] | None = None
         self._entries: Sequence[Card] | None = None
-        self._fault: KiwiError | None = None
-
-    @property
-    def fault(self) -> KiwiError | None:
-        """Why the registry cannot be asked now, if so."""
-        return self._fault
 
     def registry(self) -> Registry | None:
         """Return the registry, or None if it cannot be opened."""
@@ -78,9 +72,9 @@ class RegistrySource(ItemSource):
         try:
             with within(_GLANCE):
                 registry = self._registry()
-                head, self._fault = registry.head(), None
+                head, self.fault = registry.head(), None
         except KiwiError as fault:
-            head, self._fault = -1, fault
+            head, self.fault = -1, fault
         # Another store, or the same one seen by another actor, may have a log that is just as long.
         if registry is not self._seen or sheets is not self._sheets or not 0 <= self._head <= head:
             self._latest, self._followed = None, -1
@@ -102,7 +96,7 @@ class RegistrySource(ItemSource):
 
     def _follow(self) -> None:
         """List everything, or only what changed since everything was listed."""
-        if self._fault:
+        if self.fault:
             return
         try:
             with within(_ANSWER):
@@ -121,7 +115,7 @@ class RegistrySource(ItemSource):
 
     def named(self, ref: Ref) -> Sequence[Card]:
         """Return the versions that a reference may mean; a yanked one only where it is asked for exactly."""
-        if self._fault or ref.source not in {None, "registry"}:
+        if self.fault or ref.source not in {None, "registry"}:
             return ()
         known = self._named.get(ref)
         if known is None:
@@ -177,7 +171,7 @@ class RegistrySource(ItemSource):
 
     def _versions(self, ref: Ref) -> Sequence[VersionInfo]:
         """Return the usable versions of a name; none if the registry cannot answer."""
-        if self._fault or ref.source not in {None, "registry"}:
+        if self.fault or ref.source not in {None, "registry"}:
             return ()
         try:
             with within(_ANSWER):
@@ -189,7 +183,7 @@ class RegistrySource(ItemSource):
 
     def _fail(self, fault: KiwiError) -> None:
         # With no head known, the next look at the log that goes well begins anew.
-        self._fault, self._head = fault, -1
+        self.fault, self._head = fault, -1
 
     def _enter(self, listed: VersionInfo) -> Card:
         entry = card_of_version(listed)
@@ -209,7 +203,11 @@ class RegistrySource(ItemSource):
                 is_signed = opened.tool.integrity != "unsigned"
                 return opened if is_signed else replace(opened, tool=replace(opened.tool, integrity="published"))
             (release,) = self._registry().read([listed.id])
-            made = self._new_folder()
+            try:
+                self._copies.mkdir(parents=True, exist_ok=True)
+                made = Path(tempfile.mkdtemp(dir=self._copies, prefix=".new-"))
+            except OSError as error:
+                raise self._unwritable(error) from error
             try:
                 lay_out(release, made)
                 if is_there:
@@ -233,13 +231,6 @@ class RegistrySource(ItemSource):
             )
         except (KiwiError, OSError):
             return None
-
-    def _new_folder(self) -> Path:
-        try:
-            self._copies.mkdir(parents=True, exist_ok=True)
-            return Path(tempfile.mkdtemp(dir=self._copies, prefix=".new-"))
-        except OSError as error:
-            raise self._unwritable(error) from error
 
     def _unwritable(self, error: OSError) -> Unavailable:
         return Unavailable(

@@ -71,13 +71,18 @@ def release_of(
 ) -> Release:
     """Return an item as it will be published; `data` holds the bytes of its files and of its signature file."""
     manifest = tool.manifest
+    # A file that is only a manifest is not executable: its digest does not cover that.
+    plain = tool.origin.path.name if tool.origin.path.suffix in _DATA else ""
     return Release(
         name=VersionName(namespace, manifest.tool_id, manifest.version),
         place=place,
         statement=_statement(manifest, tool.origin.path.name, data, tool.files),
         manifest=summary(manifest),
         files=(
-            *(ReleaseFile(file.path, data[file.path], _is_executable(file, tool)) for file in tool.files),
+            *(
+                ReleaseFile(file.path, data[file.path], file.is_executable and file.path != plain)
+                for file in tool.files
+            ),
             *(ReleaseFile(path, data[path]) for path in (sidecar(tool.origin.path.name),) if path in data),
         ),
         executor=executor,
@@ -159,11 +164,6 @@ def _unreadable(release: Release, reason: str) -> InvalidManifest:
     return InvalidManifest(str(release.name), [Issue("place", reason, "Publish it again from its source.")])
 
 
-def _is_executable(file: ToolFile, tool: Tool) -> bool:
-    """Whether a file is to be executable. A file that is only a manifest is not: its digest does not cover that."""
-    return file.is_executable and not (file.path == tool.origin.path.name and tool.origin.path.suffix in _DATA)
-
-
 def _statement(
     manifest: Manifest, manifest_path: str, data: Mapping[str, bytes], files: tuple[ToolFile, ...] | list[ToolFile]
 ) -> bytes:
@@ -224,19 +224,16 @@ def _checked_seeds() -> tuple[CheckedRelease, ...]:
 
 def seeds() -> Sequence[Release]:
     """Return a release of each item, executors before the items that use them."""
-    links = [_tool(path, BUILTIN) for path in sorted((BUILTIN / "tools").rglob("*.yaml"))]
-    servers = [_tool(path, OFFICIAL) for path in sorted((OFFICIAL / "tools").rglob("*.yaml"))]
-    pins = {tool.id: _pin(tool) for tool in links}
+    links, servers = _items(BUILTIN), _items(OFFICIAL)
+    names = {tool.id: VersionName(BUILTIN_NAMESPACE, tool.id, tool.manifest.version) for tool in links}
+    pins = {tool.id: Pin(tool.id, names[tool.id], f"sha256:{tool.digest}") for tool in links}
     shipped = (replace(_release(tool, pins), is_builtin=True) for tool in links)
     return order((*shipped, *(_release(tool, pins) for tool in servers)))
 
 
-def _tool(path: Path, base: Path) -> Tool:
-    return read_tool(path, source="builtin", base=base, sheets=load_type_specs())
-
-
-def _pin(tool: Tool) -> Pin:
-    return Pin(tool.id, VersionName(BUILTIN_NAMESPACE, tool.id, tool.manifest.version), f"sha256:{tool.digest}")
+def _items(base: Path) -> Sequence[Tool]:
+    paths = sorted((base / "tools").rglob("*.yaml"))
+    return [read_tool(path, source="builtin", base=base, sheets=load_type_specs()) for path in paths]
 
 
 def _release(tool: Tool, pins: dict[str, Pin]) -> Release:

@@ -73,12 +73,6 @@ class ServerSnapshot(NamedTuple):
     entries: tuple[Card, ...]
 
 
-def place_for(cache: Path, base: Path, sheets: TypeSpecs) -> Path:
-    """Return the cache file of a source; it is valid for one set of types."""
-    name = sha256(os.fsencode(base) + b"\0" + repr(sheets.by_type).encode()).hexdigest()
-    return cache / "catalog" / f"{name[:32]}.json"
-
-
 def read_cache(place: Path, kind: type[T]) -> T | None:
     """Return what is cached; None if it is missing, damaged, or from another Kiwi release."""
     try:
@@ -117,13 +111,12 @@ class BrokenFile(Struct, frozen=True):
 class ItemSource(Protocol):
     """A place that holds items, asked for them by name. What most sources do not have is empty here."""
 
-    @property
-    def name(self) -> Source:
-        """Which of the sources it is."""
-
-    @property
-    def home(self) -> str:
-        """Where that is: sources of one name and one home hold the same items."""
+    name: Source
+    """Which of the sources it is."""
+    home: str
+    """Where that is: sources of one name and one home hold the same items."""
+    fault: KiwiError | None = None
+    """Why nothing can be found here now, if so."""
 
     @property
     def mark(self) -> str:
@@ -166,11 +159,6 @@ class ItemSource(Protocol):
         """Return the publisher's later notes about an item, a sentence each."""
         return ()
 
-    @property
-    def fault(self) -> KiwiError | None:
-        """Why nothing can be found here now, if so."""
-        return None
-
     def stamp(self, entry: Card) -> FileStamp:  # noqa: ARG002 - for sources with files
         """Return the stamp of the file of an entry."""
         return MISSING
@@ -204,7 +192,8 @@ class FolderSource(ItemSource):
     ) -> None:
         """Make the source of a folder; with `only`, other folders of items in it are not looked at."""
         self._only = only
-        self._name: Source = name
+        self.name = name
+        self.home = str(base)
         self._trust_file = trust_file
         self._base = base
         self._namespace = namespace
@@ -221,16 +210,6 @@ class FolderSource(ItemSource):
         self._opened: dict[str, OpenedItem] = {}
         self._generation = 0
         self._unsaved = 0
-
-    @property
-    def name(self) -> Source:
-        """Which of the sources it is."""
-        return self._name
-
-    @property
-    def home(self) -> str:
-        """The folder."""
-        return str(self._base)
 
     def sync(self, sheets: TypeSpecs) -> int:
         """Notice files and folders that came or went."""
@@ -290,7 +269,7 @@ class FolderSource(ItemSource):
                 self._opened.clear()
             known = open_tool(
                 Path(entry.path),
-                source=self._name,
+                source=self.name,
                 base=self._base,
                 namespace=self._namespace,
                 sheets=self._sheets,
@@ -309,7 +288,9 @@ class FolderSource(ItemSource):
     def _start(self, sheets: TypeSpecs) -> None:
         # Another set of types reads every manifest anew.
         self._sheets = sheets
-        self._place = place_for(self._cache, self._base, sheets) if self._cache else None
+        if self._cache:  # its file is valid for one set of types
+            name = sha256(os.fsencode(self._base) + b"\0" + repr(sheets.by_type).encode()).hexdigest()
+            self._place = self._cache / "catalog" / f"{name[:32]}.json"
         for known in (self._listings, self._records, self._itemless, self._names, self._broken, self._opened):
             known.clear()
         self._generation += 1
@@ -330,7 +311,7 @@ class FolderSource(ItemSource):
 
     def _list(self, path: str, kind: str = "", depth: int = 0) -> None:
         old = self._listings.get(path) or FolderListing(kind, depth, MISSING)
-        folders = self._sheets.folders_of(self._name) if self._sheets else {}
+        folders = self._sheets.folders_of(self.name) if self._sheets else {}
         if self._only:
             folders = {name: folder for name, folder in folders.items() if name in self._only}
         home = folders.get(old.kind)
@@ -383,7 +364,7 @@ class FolderSource(ItemSource):
         entry = broken = None
         try:
             if head := read_head(Path(path), base=self._base, sheets=self._sheets):
-                entry = card_of(head, Path(path), base=self._base, source=self._name, namespace=self._namespace)
+                entry = card_of(head, Path(path), base=self._base, source=self.name, namespace=self._namespace)
         except KiwiError as error:
             broken = self._broken_of(path, error)
         old = self._records.get(path, (MISSING, None))
@@ -399,7 +380,7 @@ class FolderSource(ItemSource):
 
     def _broken_of(self, path: str, error: KiwiError) -> BrokenFile:
         place = Path(path)
-        return BrokenFile(self._name, self._namespace, path, kind_of(place, self._base), stem_of(place), error)
+        return BrokenFile(self.name, self._namespace, path, kind_of(place, self._base), stem_of(place), error)
 
     def _enter(self, path: str, entry: Card | None) -> None:
         if entry is None:

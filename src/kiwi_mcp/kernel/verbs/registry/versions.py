@@ -8,10 +8,9 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from difflib import unified_diff
 from functools import partial
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
-import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
@@ -272,12 +271,10 @@ def versions(request: PublishedItemRequest, context: VerbContext) -> VersionsRes
 class RegistryDiffRequest(PublishedItemRequest, frozen=True, kw_only=True):
     """Which two versions to compare; `project` and `user` mean the item in that folder."""
 
-    first: Annotated[NameText | None, Argument("A version, project or user.", "FROM")] = msgspec.field(
+    first: Annotated[NameText | None, Argument("A version, project or user.", "FROM")] = field(
         default=None, name="from"
     )
-    second: Annotated[NameText | None, Argument("A version, project or user.", "TO")] = msgspec.field(
-        default=None, name="to"
-    )
+    second: Annotated[NameText | None, Argument("A version, project or user.", "TO")] = field(default=None, name="to")
 
 
 class ComparedVersion(Struct, frozen=True):
@@ -292,18 +289,15 @@ class RegistryDiffResponse(Response, frozen=True, kw_only=True):
 
     tool_id: str
     action: str = "diff"
-    first: ComparedVersion = msgspec.field(name="from")
-    second: ComparedVersion = msgspec.field(name="to")
+    first: ComparedVersion = field(name="from")
+    second: ComparedVersion = field(name="to")
     status: str
     changes: list[dict[str, AnyJson]]
 
 
-class _Side(Struct, frozen=True):
-    """One of two versions with its files: bytes, and whether it is executable."""
-
-    title: str
-    digest: str
-    files: Mapping[str, tuple[bytes, bool]]
+_Files: TypeAlias = Mapping[str, tuple[bytes, bool]]
+"""The bytes of each file of a version, and whether it is executable."""
+_Side: TypeAlias = tuple[ComparedVersion, _Files]
 
 
 def _diff_view(response: RegistryDiffResponse) -> Iterator[ViewItem]:
@@ -329,8 +323,8 @@ def diff(request: RegistryDiffRequest, context: VerbContext) -> RegistryDiffResp
     registry = context.registry()
     ref = replace(Ref.parse(request.item_id), item_type=request.item_type)
     with suggesting_names(request.item_id, catalog, registry):
-        first, second = _sides(ref, request, catalog, registry)
-    changes = list(_changes(first, second))
+        (first, old), (second, new) = _sides(ref, request, catalog, registry)
+    changes = list(_changes(old, new))
     # The changes, without the text of those for which there is no room.
     room, shown = _MAX_DIFF, list[dict[str, Json]]()
     for change in changes:
@@ -339,8 +333,8 @@ def diff(request: RegistryDiffRequest, context: VerbContext) -> RegistryDiffResp
         room -= min(size, room)
     return RegistryDiffResponse(
         tool_id=ref.name,
-        first=ComparedVersion(first.title, first.digest),
-        second=ComparedVersion(second.title, second.digest),
+        first=first,
+        second=second,
         status="different" if changes else "same",
         changes=shown,
     )
@@ -403,12 +397,12 @@ def _here(ref: Ref, catalog: Catalog) -> _Side | None:
 
 def _read(tool: Tool) -> _Side:
     files = {file.path: (load_bytes(tool, file), file.is_executable) for file in tool.files}
-    return _Side(tool.identity, f"sha256:{tool.digest}", files)
+    return ComparedVersion(tool.identity, f"sha256:{tool.digest}"), files
 
 
-def _changes(first: _Side, second: _Side) -> Iterator[dict[str, Json]]:
-    for path in sorted({*first.files, *second.files}):
-        was, now = first.files.get(path), second.files.get(path)
+def _changes(first: _Files, second: _Files) -> Iterator[dict[str, Json]]:
+    for path in sorted({*first, *second}):
+        was, now = first.get(path), second.get(path)
         if was == now:
             continue
         change = "added" if was is None else "removed" if now is None else "changed"
@@ -655,9 +649,20 @@ async def rollback(request: RollbackRequest, context: VerbContext) -> VersionSta
 
 def _rolled_back(request: RollbackRequest, context: VerbContext) -> VersionStatusResponse:
     registry = context.registry()
-    found = published_versions(request.item_id, request.project_path, context)
+    found, name = published_versions(request.item_id, request.project_path, context), Ref.parse(request.item_id).name
     in_use = [listed for listed in found if listed.yanked is None]
-    target = _earlier(Ref.parse(request.item_id), request.to, in_use, found)
+    latest = next((_semver(one) for one in in_use if one.is_latest), Version(0, 0, 0))
+    earlier = [one for one in in_use if _semver(one) < latest]
+    if request.to is not None:
+        target = matching(Ref(name, version=request.to), found)[0]
+    elif earlier:
+        # As for the latest version, a pre-release counts only where there is no release.
+        target = next((one for one in earlier if not _semver(one).pre), earlier[0])
+    else:
+        raise InvalidRequest(
+            f"{name!r} has no earlier version to go back to.",
+            suggestion=f"Yank the only one with `kiwi yank {found[0].name}`, or publish a new one.",
+        )
     newer = [listed for listed in in_use if _semver(listed) > _semver(target)]  # those are yanked
     if not newer and target.yanked is None:
         raise InvalidRequest(
@@ -682,20 +687,6 @@ def _rolled_back(request: RollbackRequest, context: VerbContext) -> VersionStatu
         yanked=[listed.name.version for listed in newer],
         next=f"Take it back with `kiwi yank {undo}`.",
     )
-
-
-def _earlier(ref: Ref, to: str | None, in_use: Sequence[VersionInfo], found: Sequence[VersionInfo]) -> VersionInfo:
-    if to is not None:
-        return matching(Ref(ref.name, version=to), found)[0]
-    latest = next((_semver(one) for one in in_use if one.is_latest), Version(0, 0, 0))
-    earlier = [one for one in in_use if _semver(one) < latest]
-    if not earlier:
-        raise InvalidRequest(
-            f"{ref.name!r} has no earlier version to go back to.",
-            suggestion=f"Yank the only one with `kiwi yank {found[0].name}`, or publish a new one.",
-        )
-    # As for the latest version, a pre-release counts only where there is no release.
-    return next((one for one in earlier if not _semver(one).pre), earlier[0])
 
 
 def _set_status(
