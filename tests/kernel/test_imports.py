@@ -16,7 +16,6 @@ _SELDOM = (
     "kiwi_mcp.drivers.sandboxed",
     "kiwi_mcp.drivers.process",
     "kiwi_mcp.kernel.verbs.doctor",
-    "kiwi_mcp.kernel.verbs.relax",
     "kiwi_mcp.kernel.verbs.search",
     "kiwi_mcp.kernel.verbs.why",
     "kiwi_mcp.primitives.egress_proxy",

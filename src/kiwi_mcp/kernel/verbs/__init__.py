@@ -176,7 +176,7 @@ VERBS: tuple[VerbFamily, ...] = (
     VerbFamily(
         "relax",
         "Tools that the owner lets run less strictly than where they come from says.",
-        _actions({"relax": "list apply undo"}),
+        _actions({"why": "list apply undo"}),
     ),
     VerbFamily(
         "key",

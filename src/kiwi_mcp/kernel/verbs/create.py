@@ -260,47 +260,37 @@ async def create(request: CreateRequest, context: VerbContext) -> ItemChangeResp
 
 
 async def create_item(request: CreateRequest, author: Author) -> ItemChangeResponse:
-    """Create an item, or the tools that an OpenAPI document describes."""
+    """Create an item, or an api tool for each operation of an OpenAPI document: all of them, or none."""
     words, space = request.parameters, author.catalog.space
     location: Where = _where(words) or "project"
     if location == "project":
         refuse_nowhere(space)
     base = space.user if location == "user" else space.project_ai
+    made: OpenApiImport | None = None
     if "openapi" in words:
-        return await _create_from_openapi(author, request, words, location, base)
-    tool_id, draft = await asyncio.to_thread(
-        new_item, request.item_id, words, request.item_type or "tool", author.catalog.sheets
-    )
-    _refuse_taken(author, tool_id, location)
-    verdict = await _checked(author, draft, location, tool_id)
-    if not request.dry_run:
-        _record_author(author, [verdict.digest], location)
-        write(draft, base)
-        _note_servers(author, verdict.tool_type)
-    return _response(request, tool_id, draft, base, verdict)
-
-
-async def _create_from_openapi(
-    author: Author, request: CreateRequest, words: JsonObject, source: Source, base: Path
-) -> ItemChangeResponse:
-    """Create an api tool for each operation of a document: all of them, or none."""
-    author.context.caller.report(Progress("reading the OpenAPI document"))
-    made, drafts = await asyncio.to_thread(_drafts_from_openapi, words, author.catalog.sheets)
-    digests = []
+        author.context.caller.report(Progress("reading the OpenAPI document"))
+        made, drafts = await asyncio.to_thread(_drafts_from_openapi, words, author.catalog.sheets)
+    else:
+        new = (request.item_id, words, request.item_type or "tool", author.catalog.sheets)
+        drafts = dict([await asyncio.to_thread(new_item, *new)])
+    verdicts: list[Verdict] = []
     for number, (tool_id, draft) in enumerate(drafts.items()):
-        author.context.caller.report(Progress(f"checking {tool_id}", done=number, total=len(drafts)))
-        _refuse_taken(author, tool_id, source)
-        verdict = await judge_draft(draft, source, tool_id, author.context)
-        verdict.demand(tool_id)
-        digests.append(verdict.digest)
+        _refuse_taken(author, tool_id, location)
+        progress = Progress(f"checking {tool_id}", done=number, total=len(drafts) if made else None)
+        verdicts.append(await _checked(author, draft, location, tool_id, progress))
     if not request.dry_run:
-        _record_author(author, digests, source)
+        if author.authorship:
+            author.authorship.writes([verdict.digest for verdict in verdicts], location)
         write_all(drafts.values(), base)
-    done = "would be created" if request.dry_run else "created"
+        for verdict in verdicts:
+            _note_servers(author, verdict.tool_type)
+    if made is None:
+        return _response(request, *next(iter(drafts.items())), base, verdicts[0])
+    would_be = "would be " if request.dry_run else ""
     return ItemChangeResponse(
         action="create",
         status="planned" if request.dry_run else "created",
-        message=f"{len(drafts)} tool{'s' * (len(drafts) != 1)} {done} from the document",
+        message=f"{len(drafts)} tool{'s' * (len(drafts) != 1)} {would_be}created from the document",
         created=list(drafts),
         skipped=[dict(issue.to_json()) for issue in made.skipped],
         next="Look at one with `load`, set the variables it names, then run it.",
@@ -333,9 +323,11 @@ async def update_item(request: UpdateRequest, author: Author) -> ItemChangeRespo
         )
     root = tool.origin.path.parent if tool.origin.is_folder else tool.origin.path
     draft = await asyncio.to_thread(changed_item, tool, words, root.relative_to(base).as_posix())
-    verdict = await _checked(author, draft, tool.origin.source, tool.id)
+    progress = Progress(f"checking {tool.id}")
+    verdict = await _checked(author, draft, tool.origin.source, tool.id, progress)
     if not request.dry_run:
-        _record_author(author, [verdict.digest], tool.origin.source, over=tool)
+        if author.authorship:
+            author.authorship.writes([verdict.digest], tool.origin.source, tool)
         old = discard(root, base)
         try:
             write(draft, base)
@@ -401,18 +393,13 @@ def delete_item(request: DeleteRequest, author: Author) -> DeleteResponse:
     return replace(response, status="deleted", message=f"{tool.id} was moved to the trash", trash_path=str(trash))
 
 
-async def _checked(author: Author, draft: ItemDraft, source: Source, tool_id: str) -> Verdict:
+async def _checked(author: Author, draft: ItemDraft, source: Source, tool_id: str, progress: Progress) -> Verdict:
     """Check a draft as if it were in place, and refuse it with every fault it has."""
-    author.context.caller.report(Progress(f"checking {tool_id}"))
+    author.context.caller.report(progress)
     verdict = await judge_draft(draft, source, tool_id, author.context)
     _refuse_servers(author, verdict.tool_type)
     verdict.demand(tool_id or "The item")
     return verdict
-
-
-def _record_author(author: Author, digests: Sequence[str], into: Source, over: Tool | None = None) -> None:
-    if author.authorship:
-        author.authorship.writes(digests, into, over)
 
 
 def _refuse_taken(author: Author, tool_id: str, source: Source) -> None:

@@ -38,9 +38,9 @@ from kiwi_mcp.kernel.token_meter import context_report
 from kiwi_mcp.kernel.verb import ANYONE, AnyJson, ProjectRequest, Response, verb
 from kiwi_mcp.kernel.verbs.mcp.servers import all_servers
 from kiwi_mcp.kernel.verbs.prefer import advice
-from kiwi_mcp.kernel.verbs.relax import holds
 from kiwi_mcp.kernel.verbs.schedule import due_warnings
 from kiwi_mcp.kernel.verbs.search import SOURCES, card_sources, open_indexes
+from kiwi_mcp.kernel.verbs.why import holds
 from kiwi_mcp.kernel.view import Data, ViewItem, count_text
 from kiwi_mcp.manifest.home_config import FILE_NAME as CONFIG
 from kiwi_mcp.manifest.home_config import home_config, memory_folder

@@ -90,21 +90,18 @@ async def _changed(action: str, request: MemoryToolRequest, context: VerbContext
     caller = context.caller
     by = " ".join(filter(None, (caller.name or "owner", caller.client, caller.origin.thread)))
     made = await memory_of(context).change(action, request.arguments, visible(by))
-    if not context.is_owner:
-        _note_author(as_text(made["path"]), context)
-    return MemoryToolResponse(content=made)
-
-
-def _note_author(path: str, context: VerbContext) -> None:
-    """Record that a model wrote an item of the memory: until its owner signs or edits it, a model reads it as data."""
+    if context.is_owner:
+        return MemoryToolResponse(content=made)
+    # Until its owner signs or edits an item of the memory that a model wrote, a model reads it as data.
     catalog = context.services.catalogs.at(None)
-    whole = catalog.space.memory / path
+    whole = catalog.space.memory / as_text(made["path"])
     for card in catalog.all(frozenset[Source](("user",))):
         place = Path(card.path)
         if place == whole or (place.name in FOLDER_FILES and whole.is_relative_to(place.parent)):
             with suppress(KiwiError):  # what cannot be read as an item gives no instructions
                 tool = catalog.find(card.identity, item_type=catalog.sheets.item_type(card.tool_type))
-                context.services.authorship(context.caller).writes([tool.digest], "user")
+                context.services.authorship(caller).writes([tool.digest], "user")
+    return MemoryToolResponse(content=made)
 
 
 @_tool("read")

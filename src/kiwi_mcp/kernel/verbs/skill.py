@@ -22,7 +22,6 @@ from kiwi_mcp.domain.threads import NewEvent
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.kernel.threads.instructions import missing_tools, use_of
-from kiwi_mcp.kernel.threads.runner import ThreadRunner
 from kiwi_mcp.kernel.verb import (
     ANYONE,
     OWNER,
@@ -36,6 +35,7 @@ from kiwi_mcp.kernel.verb import (
     Where,
     verb,
 )
+from kiwi_mcp.kernel.verbs.thread_tools import calling_thread
 from kiwi_mcp.kernel.view import Data, Hint, Notice, TableRow, ViewItem, warning_rows
 from kiwi_mcp.manifest.files import read_file
 
@@ -82,13 +82,11 @@ async def use_skill(request: SkillToolRequest, context: VerbContext) -> SkillToo
     found: JsonObject = {**as_object(answer.content.get("result")), "is_instructions": answer.is_instructions}
     if file:
         return SkillToolResponse(content=found)
-    origin = context.caller.origin
-    if origin.thread:
+    if context.caller.origin.thread:
         # The journal of the calling thread says that it loaded a skill, which may narrow what it may use.
-        stores = context.services.one(ThreadRunner).stores
-        thread = await stores.do(lambda: stores.threads.get(origin.thread))
-        own, event = replace(thread, lease=origin.lease), NewEvent("skill", to_builtins(use_of(tool)))
-        await stores.do(lambda: stores.threads.append(own, [event]))
+        stores, thread = await calling_thread(context)
+        event = NewEvent("skill", to_builtins(use_of(tool)))
+        await stores.do(lambda: stores.threads.append(thread, [event]))
     missing = missing_tools(tool, catalog)
     return SkillToolResponse(content={**found, **({"missing_tools": missing} if missing else {})})
 

@@ -40,7 +40,7 @@ class ThreadToolResponse(Response, frozen=True, kw_only=True):
     warnings: list[str] | UnsetType = UNSET
 
 
-async def _calling(context: VerbContext) -> tuple[ThreadStores, Thread]:
+async def calling_thread(context: VerbContext) -> tuple[ThreadStores, Thread]:
     """Return the thread that calls; anyone else is refused, and that is recorded."""
     thread_id = context.caller.origin.thread
     if not thread_id:
@@ -55,7 +55,7 @@ async def _calling(context: VerbContext) -> tuple[ThreadStores, Thread]:
 @verb("return", group="thread", wire=("thread_tools", "return"), access=ANYONE, records=False)
 async def return_outputs(request: ThreadToolRequest, context: VerbContext) -> ThreadToolResponse:
     """End the calling thread with its outputs."""
-    stores, thread = await _calling(context)
+    stores, thread = await calling_thread(context)
     state = rebuild(await stores.do(lambda: stores.threads.events(thread.id)))
     declared = state.start.outputs if state.start else {}
     if declared and (found := return_faults(declared, request.arguments)):
@@ -67,7 +67,7 @@ async def return_outputs(request: ThreadToolRequest, context: VerbContext) -> Th
 @verb("ask", group="thread", wire=("thread_tools", "ask"), access=ANYONE, records=False)
 async def ask_owner(request: ThreadToolRequest, context: VerbContext) -> ThreadToolResponse:
     """Ask the owner a question; the call has a result once it is answered."""
-    stores, thread = await _calling(context)
+    stores, thread = await calling_thread(context)
     key = context.caller.origin.key
     known = await stores.question_of(thread.id, key)
     if known is None:
@@ -84,7 +84,7 @@ async def ask_owner(request: ThreadToolRequest, context: VerbContext) -> ThreadT
 @verb("spawn", group="thread", wire=("thread_tools", "spawn"), access=ANYONE, records=False)
 async def spawn_child(request: ThreadToolRequest, context: VerbContext) -> ThreadToolResponse:
     """Start a directive as a child of the calling thread."""
-    await _calling(context)
+    await calling_thread(context)
     given = request.arguments
     inputs, limits = as_object(given.get("inputs")), as_object(given.get("limits"))
     wanted = StartRequest(as_text(given.get("item")), inputs, limits, is_detached=given.get("detached") is True)
@@ -96,7 +96,7 @@ async def spawn_child(request: ThreadToolRequest, context: VerbContext) -> Threa
 @verb("checkpoints", group="thread", wire=("thread_tools", "checkpoints"), access=ANYONE, records=False)
 async def list_checkpoints(request: ThreadToolRequest, context: VerbContext) -> ThreadToolResponse:
     """List the checkpoints of the calling thread's project; its directive has to permit `undo.list`."""
-    _, thread = await _calling(context)
+    _, thread = await calling_thread(context)
     wanted: JsonObject = {**request.arguments, "action": "list", "project_path": thread.project or None}
     answer = await context.services.dispatch("undo", wanted, context.caller)
     if answer.error is not None:
@@ -107,7 +107,7 @@ async def list_checkpoints(request: ThreadToolRequest, context: VerbContext) -> 
 @verb("wait", group="thread", wire=("thread_tools", "wait"), access=ANYONE, records=False)
 async def wait_children(request: ThreadToolRequest, context: VerbContext) -> ThreadToolResponse:
     """Wait for children of the calling thread, and return how each ended; after `timeout` also what others have."""
-    stores, parent = await _calling(context)
+    stores, parent = await calling_thread(context)
     wanted = [as_text(one) for one in as_list(request.arguments.get("threads"))]
     children = await stores.do(lambda: stores.threads.list(ThreadFilter(parent_id=parent.id, limit=_MOST_CHILDREN)))
     if unknown := [one for one in wanted if one not in {child.id for child in children}]:

@@ -268,11 +268,10 @@ def described_server(request: ServerAddRequest, space: Space) -> NewServer:
             suggestion="Send `command` or `url`.",
         )
     name, findings = request.server, ImportFindings()
-    entry: dict[str, Json] = {"description": f"MCP server {name}"}
+    entry: dict[str, Json] = {"url": request.url, "type": request.transport, "headers": dict(request.headers)}
     if request.command:
-        entry |= {"command": request.command, "args": list(request.args), "env": dict(request.env)}
-    else:
-        entry |= {"url": request.url, "type": request.transport, "headers": dict(request.headers)}
+        entry = {"command": request.command, "args": list(request.args), "env": dict(request.env)}
+    entry["description"] = f"MCP server {name}"
     origin = EntryOrigin("its owner", Path.home(), space.project)
     drafted = draft_server(name, entry, findings, origin=origin, tool_id=id_for(name, ()))
     if drafted is None:
@@ -326,8 +325,15 @@ def found_servers(request: ServersImportRequest, space: Space, present: Mapping[
         )
     taken = ServerImport({name: launch_of(tool.manifest.config) for name, tool in present.items()}, space)
     for path in paths:
+        text = read_text(path)
+        if text is not None and _REGISTRY_KEYS & read_object(text, what=str(path)).keys():
+            raise InvalidRequest(
+                f"{path} is a server.json of an MCP registry, which Kiwi does not import. Nothing was imported.",
+                suggestion="Add it by its package (`kiwi mcp add NAME -- npx -y PACKAGE@VERSION`, `uvx` for PyPI) "
+                "or by its address (`kiwi mcp add NAME --url URL`).",
+            )
         location = request.location or scope_of(path, found, space)
-        taken.take(path, _read(path), location, project=_project_of_file(path, found, space))
+        taken.take(path, read_configuration(path), location, project=_project_of_file(path, found, space))
     return taken
 
 
@@ -414,17 +420,6 @@ class ServerImport:
             if not secret.is_same(self._secrets.setdefault(name, secret)):
                 reason = f"has another value in {path.name} than in a configuration before it"
                 self.issues.append(Issue(name, reason, "Rename the variable in one of the manifests.", "warning"))
-
-
-def _read(path: Path) -> ImportedServers:
-    text = read_text(path)
-    if text is not None and _REGISTRY_KEYS & read_object(text, what=str(path)).keys():
-        raise InvalidRequest(
-            f"{path} is a server.json of an MCP registry, which Kiwi does not import. Nothing was imported.",
-            suggestion="Add it by its package (`kiwi mcp add NAME -- npx -y PACKAGE@VERSION`, `uvx` for PyPI) "
-            "or by its address (`kiwi mcp add NAME --url URL`).",
-        )
-    return read_configuration(path)
 
 
 _HOW = "Set them, or say `with_secrets` (`--with-secrets`) to have them sealed and granted to the server."

@@ -21,6 +21,7 @@ from kiwi_mcp.domain.calls import Question, Space
 from kiwi_mcp.domain.errors import Invalid, InvalidRequest, KiwiError, NotFound, Unavailable
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
+from kiwi_mcp.domain.mcp import Definition
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.domain.safe_text import strip_controls
 from kiwi_mcp.domain.secret import Secret
@@ -30,7 +31,18 @@ from kiwi_mcp.kernel.mcp_definitions import launch_of
 from kiwi_mcp.kernel.mcp_servers import McpServers, known_servers, server_secrets
 from kiwi_mcp.kernel.paths import no_project_space
 from kiwi_mcp.kernel.token_meter import all_sent
-from kiwi_mcp.kernel.verb import OWNER, AnyJson, Argument, DryRun, NameText, Option, ProjectRequest, Response, verb
+from kiwi_mcp.kernel.verb import (
+    OWNER,
+    AnyJson,
+    Argument,
+    DryRun,
+    NameText,
+    Option,
+    ProjectRequest,
+    Response,
+    filled,
+    verb,
+)
 from kiwi_mcp.kernel.verbs.mcp.add import ServerAllowRequest, ServersImportRequest, allow, import_servers, shown_path
 from kiwi_mcp.kernel.verbs.mcp.servers import NO_NETWORK, Warnings, may_change, may_reach
 from kiwi_mcp.kernel.view import Data, Notice, TableRow, ViewItem, count_text, next_hint, warning_rows
@@ -445,7 +457,7 @@ _ASK = "Ask the owner to type `kiwi setup`."
 async def setup(request: SetupRequest, context: VerbContext) -> SetupResponse:
     """Use the MCP servers of your clients through Kiwi: import them, and put Kiwi in their place; --undo goes back."""
     work = _Setup(request, context)
-    return await work.undo() if request.undo else await work.run(is_asking=not request.yes)
+    return await work.undo() if request.undo else await work.run()
 
 
 class _Change(Struct, frozen=True):
@@ -469,7 +481,7 @@ class _Setup:
         self._record = self._catalog.space.user / "state" / "setup.json"
         self._warnings: list[AnyJson] = []
 
-    async def run(self, *, is_asking: bool) -> SetupResponse:
+    async def run(self) -> SetupResponse:
         found = find_configurations(Path.home(), self._catalog.space.project)
         mine = [one for one in found if one.scope == "user"]
         projects = {
@@ -479,9 +491,14 @@ class _Setup:
             message = "No MCP client has a configuration in your home folder."
             following = "`kiwi mcp add NAME -- COMMAND` adds a server, `kiwi connect CLIENT` connects a client."
             return SetupResponse(status="nothing", message=message, project_files=projects, next=following)
-        await self._import([one for one in mine if self._names(one)])
+        if paths := tuple(str(one.path) for one in mine if self._names(one)):
+            project = self._request.project_path
+            wanted = ServersImportRequest(project_path=project, paths=paths, with_secrets=True, location="user")
+            imported = await import_servers(wanted, self._context)
+            self._warnings += [*(imported.warnings or ())]
+            self._warnings += [f"{one.server}: {one.reason}" for one in imported.servers if one.status == "refused"]
         servers = self._servers()
-        if is_asking:
+        if not self._request.yes:
             hosts = await self._asked(servers, mine)
             if hosts is None:
                 message = "Your servers are in Kiwi; the files of your clients are as they were."
@@ -496,7 +513,7 @@ class _Setup:
             servers=servers,
             clients=done,
             project_files=projects,
-            tokens_before=self._tokens(one.server for one in servers),
+            tokens_before=total(cost_of_json(one.shown) for _, _, tools in self._known() for one in tools).tokens,
             tokens_after=total(one.cost for one in all_sent(await self._context.services.offers(None))).tokens,
             warnings=self._warnings or UNSET,
             next="Start your clients again. `kiwi setup --undo` puts their files back.",
@@ -525,21 +542,13 @@ class _Setup:
                 self._warnings.append(fault.message)
             return []
 
-    async def _import(self, found: Sequence[Configuration]) -> None:
-        if found:
-            project, paths = self._request.project_path, tuple(str(one.path) for one in found)
-            wanted = ServersImportRequest(project_path=project, paths=paths, with_secrets=True, location="user")
-            response = await import_servers(wanted, self._context)
-            self._warnings += [*(response.warnings or ())]
-            self._warnings += [f"{one.server}: {one.reason}" for one in response.servers if one.status == "refused"]
-
-    def _known(self) -> Iterator[tuple[Tool, str, int]]:
-        """Yield the servers of the user, with what is wrong and the number of tools of each."""
+    def _known(self) -> Iterator[tuple[Tool, str, list[Definition]]]:
+        """Yield the servers of the user, with what is wrong and the tools of each."""
         for server, key in known_servers(self._catalog, self._definitions):
             if server.origin.is_in_user_space:
                 record = self._definitions.find(key)
                 fault = record.fault if record else "it was not asked yet"
-                yield server, fault, sum(one.kind == "tool" for one in self._definitions.of(key))
+                yield server, fault, [one for one in self._definitions.of(key) if one.kind == "tool"]
 
     def _servers(self) -> list[SetupServer]:
         return [
@@ -547,22 +556,11 @@ class _Setup:
                 server=server.id,
                 may_reach=may_reach(server),
                 may_change=may_change(server),
-                tools=tools,
+                tools=len(tools),
                 fault=fault or UNSET,
             )
             for server, fault, tools in self._known()
         ]
-
-    def _tokens(self, names: Iterator[str]) -> int:
-        """Return what the definitions of servers cost a model that is sent all of them."""
-        wanted = {*names}
-        return total(
-            cost_of_json(one.shown)
-            for server, key in known_servers(self._catalog, self._definitions)
-            if server.id in wanted
-            for one in self._definitions.of(key)
-            if one.kind == "tool"
-        ).tokens
 
     async def _asked(
         self, servers: Sequence[SetupServer], mine: Sequence[Configuration]
@@ -619,10 +617,7 @@ class _Setup:
         assert isinstance(done, ConnectResponse)  # noqa: S101 - a client was named
         if done.status == "done" and not undo:
             self._note(client, Path(done.path), done.backup or "", was)
-        return SetupClient(
-            client=done.client, path=self._shown(Path(done.path)), status=done.status, message=done.message,
-            replaced=done.replaced or [], kept=done.kept or {}, put_back=done.put_back or [], diff=done.diff,
-        )  # fmt: skip
+        return filled(SetupClient, done, path=self._shown(Path(done.path)))
 
     async def _taken_back(self, change: _Change) -> SetupClient:
         """Put a file back: to the byte if nothing changed it since, else only the entries that setup changed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -145,7 +146,7 @@ async def _publish(
         return _response(publication, published, is_planned=request.dry_run)
     # A remote that is not there, or that has other content, is an error before anything is published here.
     target = open_remote(request.to, context.services.store.settings, space)
-    try:
+    async with aclosing(target):
         await _refuse_taken(publication, target)
         published = await asyncio.to_thread(do, publication, registry)
         response = replace(_response(publication, published, is_planned=request.dry_run), to=target.key)
@@ -154,8 +155,6 @@ async def _publish(
         names = (*publication.others, publication.name)
         pushed = [new for name in names for new in await _push(name, request.to, target, registry, context)]
         return replace(response, pushed=pushed)
-    finally:
-        await target.aclose()
 
 
 async def _push(

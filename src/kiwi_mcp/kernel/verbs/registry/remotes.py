@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, nullcontext, suppress
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import aclosing, closing, nullcontext, suppress
 from functools import partial
 from typing import Annotated, Any
 
@@ -241,18 +241,8 @@ async def push(request: RemotePushRequest, context: VerbContext) -> SyncResponse
     """Copy to a remote the versions that it does not have; a folder gets an OCI image layout."""
     services = context.services
     remote = open_remote(request.remote, services.store.settings, services.catalogs.at(request.project_path).space)
-    try:
-        done = await copy(
-            _own(context),
-            remote,
-            check=check_release,
-            only=_within(request.only),
-            with_private=request.with_private,
-            report=context.caller.report,
-            is_planned=request.dry_run,
-        )
-    finally:
-        await remote.aclose()
+    async with aclosing(remote):
+        done = await _copy(request, context)(_own(context), remote)
     return _sync_response("push", "planned" if request.dry_run else "pushed", remote, done)
 
 
@@ -287,20 +277,9 @@ async def pull_all(request: RemotePullRequest, context: VerbContext) -> SyncResp
     # A pull of one namespace says nothing about the others, so its state is not stored.
     last = "" if request.only else (await asyncio.to_thread(registry.cursor, cursor)).hash
     async with save_namespaces(context, is_planned=request.dry_run):
-        try:
-            done = await copy(
-                remote,
-                _own(context),
-                check=check_release,
-                unless=last,
-                only=_within(request.only),
-                with_private=request.with_private,
-                report=context.caller.report,
-                accept=admission.filter_releases,
-                is_planned=request.dry_run,
-            )
-        finally:
-            await remote.aclose()
+        async with aclosing(remote):
+            do = _copy(request, context)
+            done = await do(remote, _own(context), unless=last, accept=admission.filter_releases)
         await asyncio.to_thread(admission.store_versions)
         if admission.refused and not (done.new or done.unchanged or done.status_changes):
             raise admission.refusal()
@@ -315,8 +294,17 @@ def _own(context: VerbContext) -> LocalRegistry:
     return LocalRegistry(registry, registry.database.url, is_own=True)
 
 
-def _within(namespace: str | None) -> Callable[[VersionName], bool]:
-    return (lambda name: name.namespace == namespace) if namespace else everything
+def _copy(request: RemotePushRequest, context: VerbContext) -> partial[Coroutine[Any, Any, SyncReport]]:
+    """Return the copying of versions between registries, with what a request says of it."""
+    namespace = request.only
+    return partial(
+        copy,
+        check=check_release,
+        only=(lambda name: name.namespace == namespace) if namespace else everything,
+        with_private=request.with_private,
+        report=context.caller.report,
+        is_planned=request.dry_run,
+    )
 
 
 def _sync_response(
@@ -509,7 +497,15 @@ async def _pull_from(
         if there.is_private(name) and not registry.actor.is_member(name.namespace):
             raise NamespaceDenied(name.namespace, namespaces=registry.actor.namespaces)
         if request.dry_run:
-            return _planned(name, there, source)
+            return PullResponse(
+                tool_id=name.tool_id,
+                message=f"{name} would be pulled",
+                identity=f"registry/{name}",
+                digest=there.versions[name].digest,
+                closure=there.versions[name].closure,
+                source=source.key,
+                status="planned",
+            )
         published = [*await copied(query, name)]
         waiting = [one.name for one in published if one.name.namespace != BUILTIN_NAMESPACE]
         seen = {*waiting}
@@ -549,18 +545,6 @@ def _named_by(name: VersionName, catalog: Catalog) -> Sequence[VersionQuery]:
             home = namespace if is_namespace(namespace) else name.namespace
             found.append(VersionQuery.parse(f"{home}/{tool_id}{at}{version}"))
     return found
-
-
-def _planned(name: VersionName, there: RegistrySnapshot, source: RemoteRegistry) -> PullResponse:
-    return PullResponse(
-        tool_id=name.tool_id,
-        message=f"{name} would be pulled",
-        identity=f"registry/{name}",
-        digest=there.versions[name].digest,
-        closure=there.versions[name].closure,
-        source=source.key,
-        status="planned",
-    )
 
 
 async def _pulled(name: VersionName, request: PullRequest, context: VerbContext) -> PullResponse:
