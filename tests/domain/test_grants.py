@@ -10,8 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiwi_mcp.domain.globs import fits_host, fits_item, fits_name, fits_path, fits_verb
-from kiwi_mcp.domain.grants import KINDS, Allow, Deny, Grant, ResourceKind, Rights, Rules, empty_grant, narrow
+from kiwi_mcp.domain.grants import (
+    KINDS,
+    Allow,
+    Deny,
+    Grant,
+    ResourceKind,
+    Rights,
+    Rules,
+    empty_grant,
+    fits_host,
+    fits_item,
+    fits_name,
+    fits_path,
+    fits_verb,
+    narrow,
+)
 
 words = st.sampled_from(
     ["a", "b", "a/b", "a/b/c", "*", "**", "a/*", "*/b", "a/**", "**/c", "/a", "/a/**", "a.b", "*.b"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kiwi_mcp.domain.extras import EXTRAS
+from kiwi_mcp.domain.errors import EXTRAS
 from kiwi_mcp.primitives.telemetry import start_tracing
 
 MANIFEST = "tool_id: hello\ntool_type: script\nversion: 1.0.0\nexecutor: bash_runtime\nconfig: {entrypoint: main.sh}\n"

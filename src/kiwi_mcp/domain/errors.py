@@ -81,11 +81,20 @@ KiwiError
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject
+
+EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "dbos": ("dbos>=3.3,<4",),
+    "keyring": ("keyring>=25,<26",),
+    "otel": ("opentelemetry-sdk>=1.30,<2", "opentelemetry-exporter-otlp-proto-http>=1.30,<2"),
+    "postgres": ("psycopg[binary]>=3.2,<4",),
+}
+"""The packages of each extra, as `pyproject.toml` lists them."""
 
 
 class KiwiError(Exception):
@@ -880,3 +889,9 @@ def listing(subject: str, issues: Sequence[Issue]) -> str:
     quoted = "; ".join(f"{issue.place}: {issue.reason}" if issue.place else issue.reason for issue in issues[:10])
     more = f"; and {len(issues) - 10} more" if len(issues) > 10 else ""  # noqa: PLR2004 - ten fit in a sentence
     return f"{subject} {len(issues)} issue{'s' if len(issues) != 1 else ''}: {quoted}{more}."
+
+
+def install_line(extra: str) -> str:
+    """Return the command that installs an extra for the Python that runs this."""
+    packages = " ".join(f"'{package}'" for package in EXTRAS[extra])
+    return f"`{sys.executable} -m uv pip install {packages}`"

@@ -10,7 +10,7 @@ from typing import get_args
 from msgspec import ValidationError
 from msgspec.structs import replace
 
-from kiwi_mcp.domain.globs import is_plain
+from kiwi_mcp.domain.grants import is_plain
 from kiwi_mcp.domain.isolation import LEVELS
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import CLIENT_REQUESTS, NO_SOURCE, SOURCE_TRAITS, SUBPROCESS, UNIX, WORDS, Manifest

@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
-from kiwi_mcp.domain.globs import is_plain
-from kiwi_mcp.domain.grants import LEFT_TO_OTHERS, Grant, Rules, empty_grant
+from kiwi_mcp.domain.grants import LEFT_TO_OTHERS, Grant, Rules, empty_grant, is_plain
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Manifest
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text

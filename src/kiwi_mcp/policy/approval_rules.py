@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from urllib.parse import urlsplit
 
-from kiwi_mcp.domain.globs import fits_host, fits_item, fits_path
+from kiwi_mcp.domain.grants import fits_host, fits_item, fits_path
 from kiwi_mcp.domain.isolation import Provenance
 from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import as_list, as_object, text_of

@@ -21,8 +21,7 @@ from kiwi_mcp.domain.errors import (
     ReservedPath,
     SignatureRefused,
 )
-from kiwi_mcp.domain.globs import fits_item, fits_path
-from kiwi_mcp.domain.grants import Allow, Condition, Deny, ResourceKind, Rights, Verdict
+from kiwi_mcp.domain.grants import Allow, Condition, Deny, ResourceKind, Rights, Verdict, fits_item, fits_path
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact

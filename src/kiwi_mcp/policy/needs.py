@@ -14,8 +14,22 @@ from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import InvalidRequest, PolicyDenied, Unavailable
-from kiwi_mcp.domain.globs import address_of, begun, fits_path, is_met, is_plain, onward
-from kiwi_mcp.domain.grants import EVERYWHERE, Allow, Deny, ResourceKind, Rights, Rules, Verdict, match_rules
+from kiwi_mcp.domain.grants import (
+    EVERYWHERE,
+    Allow,
+    Deny,
+    ResourceKind,
+    Rights,
+    Rules,
+    Verdict,
+    address_of,
+    begun,
+    fits_path,
+    is_met,
+    is_plain,
+    match_rules,
+    onward,
+)
 from kiwi_mcp.domain.isolation import SandboxProfile
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Needs, together

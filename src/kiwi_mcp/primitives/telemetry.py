@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from importlib import import_module
 
-from kiwi_mcp.domain.extras import install_line
+from kiwi_mcp.domain.errors import install_line
 
 
 def start_tracing() -> str:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from kiwi_mcp.domain.errors import InvalidRequest, StoreDamaged, StoreNewer, StoreUnavailable
-from kiwi_mcp.domain.extras import install_line
+from kiwi_mcp.domain.errors import InvalidRequest, StoreDamaged, StoreNewer, StoreUnavailable, install_line
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.times import moment
 from kiwi_mcp.store import migrations

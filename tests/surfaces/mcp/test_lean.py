@@ -23,7 +23,6 @@ from kiwi_mcp.domain.mcp import Offer, OfferKind, Offers
 from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.kernel import Answer
 from kiwi_mcp.surfaces.mcp.calls import Calls
-from kiwi_mcp.surfaces.mcp.fast_path import FastPath
 from kiwi_mcp.surfaces.mcp.handshake import (
     CAPABILITIES_KEY,
     CLIENT_KEY,
@@ -32,6 +31,7 @@ from kiwi_mcp.surfaces.mcp.handshake import (
     LineBuffer,
     StdioPipe,
 )
+from kiwi_mcp.surfaces.mcp.server import FastPath
 from kiwi_mcp.surfaces.mcp.stdio_server import serve
 from kiwi_mcp.surfaces.mcp.tool_list import ONLY_META_TOOLS
 

@@ -18,8 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import NO_CALLER, Principal
-from kiwi_mcp.domain.errors import InvalidManifest, KiwiError, Unavailable
-from kiwi_mcp.domain.extras import install_line
+from kiwi_mcp.domain.errors import InvalidManifest, KiwiError, Unavailable, install_line
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.threads import Occurrence, Schedule, Thread
 from kiwi_mcp.domain.times import now_ms

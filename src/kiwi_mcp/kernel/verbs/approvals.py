@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.errors import Invalid, InvalidRequest, PolicyDenied
-from kiwi_mcp.domain.globs import is_plain
+from kiwi_mcp.domain.grants import is_plain
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import text_of
 from kiwi_mcp.domain.records import Approval, ApprovalRule

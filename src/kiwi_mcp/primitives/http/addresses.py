@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from kiwi_mcp.domain.errors import AddressDenied, RequestFailed
-from kiwi_mcp.domain.globs import address_of, fits_host
+from kiwi_mcp.domain.grants import address_of, fits_host
 from kiwi_mcp.domain.patterns import lazy_pattern
 
 PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}

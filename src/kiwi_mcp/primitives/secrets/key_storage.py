@@ -21,8 +21,7 @@ from threading import Thread
 from time import monotonic
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
-from kiwi_mcp.domain.errors import StoreDamaged, StoreUnavailable
-from kiwi_mcp.domain.extras import install_line
+from kiwi_mcp.domain.errors import StoreDamaged, StoreUnavailable, install_line
 
 KEY_BYTES = 32
 

@@ -229,8 +229,8 @@ class Chat:
         self._thread: JsonObject = {}
         """The conversation as it was after the last turn."""
         self._undone = ""
-        self._skills: list[Json] = []
         """What the model does not know yet: the changes that were undone."""
+        self._skills: list[Json] = []
         self._code = 0
 
     def run(self, options: JsonObject) -> int:

@@ -74,7 +74,12 @@ def complete(words: Sequence[str]) -> None:
 
 def candidates(before: Sequence[str]) -> Iterator[str]:
     """Yield the words that may follow others."""
-    yield from _commands(before)
+    count = len(before)
+    for row in table()["commands"]:
+        names = [row["path"], *([row["everyday"]] if "everyday" in row else [])]
+        for path in (name.split() for name in names):
+            if path[:count] == [*before] and len(path) > count:
+                yield path[count]
     if not before:
         return
     try:
@@ -91,15 +96,6 @@ def candidates(before: Sequence[str]) -> Iterator[str]:
             yield from option["flags"]
         else:
             yield from _names(option.get("metavar", ""))
-
-
-def _commands(before: Sequence[str]) -> Iterator[str]:
-    count = len(before)
-    for row in table()["commands"]:
-        names = [row["path"], *([row["everyday"]] if "everyday" in row else [])]
-        for path in (name.split() for name in names):
-            if path[:count] == [*before] and len(path) > count:
-                yield path[count]
 
 
 def _names(metavar: str) -> Iterator[str]:

@@ -138,8 +138,17 @@ def reporting(what: str, *, is_quiet: bool) -> Iterator[Report]:
             yield line
         finally:
             line.stop()
-    else:
-        yield _PlainLines()
+    else:  # plain lines, at most one a second, and none in the first second
+        following = time.monotonic() + _QUIET_SECONDS
+
+        def write(step: Progress) -> None:
+            nonlocal following
+            now = time.monotonic()
+            if now >= following and (line := progress_text(step)):
+                following = now + _QUIET_SECONDS
+                sys.stderr.write(f"… {line}\n")
+
+        yield write
 
 
 def paused(report: Report, ask: Ask) -> Ask:
@@ -190,19 +199,6 @@ class StatusLine:
         sys.stderr.flush()
         self._is_drawn = True
         self._timer = asyncio.get_running_loop().call_later(0.1, self._draw)
-
-
-class _PlainLines:
-    """Progress elsewhere: plain lines, at most one a second, and none in the first second."""
-
-    def __init__(self) -> None:
-        self._next = time.monotonic() + _QUIET_SECONDS
-
-    def __call__(self, step: Progress) -> None:
-        now = time.monotonic()
-        if now >= self._next and (line := progress_text(step)):
-            self._next = now + _QUIET_SECONDS
-            sys.stderr.write(f"… {line}\n")
 
 
 def progress_text(step: Progress) -> str:

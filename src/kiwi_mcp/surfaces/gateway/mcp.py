@@ -11,6 +11,7 @@ from http import HTTPStatus
 from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
+import mcp_types as types
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, AuthorizationContext
 from mcp.server.auth.provider import AccessToken
 from mcp.server.connection import Connection
@@ -34,16 +35,6 @@ from mcp.shared.inbound import (
 )
 from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params
 from mcp.shared.message import ServerMessageMetadata
-from mcp_types import (
-    INTERNAL_ERROR,
-    ErrorData,
-    JSONRPCError,
-    JSONRPCMessage,
-    JSONRPCNotification,
-    JSONRPCRequest,
-    RequestId,
-    jsonrpc_message_adapter,
-)
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from msgspec import Struct, field
 from pydantic import ValidationError
@@ -56,10 +47,9 @@ from kiwi_mcp.domain.json import as_object, as_text
 from kiwi_mcp.surfaces.gateway.auth import Authenticator, GatewayUser, visiting, visitor_of
 from kiwi_mcp.surfaces.gateway.registry import declared_length, timely
 from kiwi_mcp.surfaces.mcp.calls import Calls
-from kiwi_mcp.surfaces.mcp.fast_path import METHOD, Answer, FastRequest, stop
 from kiwi_mcp.surfaces.mcp.protocol import LEFT, Context
 from kiwi_mcp.surfaces.mcp.running_call import askable
-from kiwi_mcp.surfaces.mcp.server import McpServer
+from kiwi_mcp.surfaces.mcp.server import METHOD, Answer, FastRequest, McpServer, stop
 from kiwi_mcp.surfaces.mcp.stdio_server import encoded
 
 _JSON: Final = (b"content-type", b"application/json")
@@ -75,7 +65,7 @@ PING_SECONDS: Final = 15.0
 """How many seconds pass between pings, which keep proxies from closing the connection while a client waits."""
 
 Header: TypeAlias = tuple[bytes, bytes]
-Encode: TypeAlias = Callable[[JSONRPCMessage], bytes]
+Encode: TypeAlias = Callable[[types.JSONRPCMessage], bytes]
 """Writes a message as JSON."""
 MAX_BODY = 4_194_304
 _SESSIONS, _SESSIONS_EACH = 1_024, 256
@@ -105,7 +95,7 @@ class StreamReply:
         self._is_begun = False
         self._turn = asyncio.Lock()
 
-    async def tell(self, message: JSONRPCNotification) -> None:
+    async def tell(self, message: types.JSONRPCNotification) -> None:
         """Send what comes before the answer."""
         await self._stream(_event(self._encode(message)))
 
@@ -157,77 +147,55 @@ def is_modern_call(scope: Scope) -> bool:
     )
 
 
-def read_message(body: bytes) -> JSONRPCMessage | None:
+def read_message(body: bytes) -> types.JSONRPCMessage | None:
     """Return the message in a body; None where it holds none, and the SDK says what is wrong."""
     try:
-        return jsonrpc_message_adapter.validate_json(body, by_name=False)
+        return types.jsonrpc_message_adapter.validate_json(body, by_name=False)
     except ValidationError:
         return None
 
 
-class ModernRequest:
-    """A request that is a call by its headers."""
+def _route(server: McpServer, request: Request, message: types.JSONRPCRequest) -> InboundModernRoute | None:
+    """Return what a sound call of the newest era says about its client; None for every other."""
+    headers, params = request.headers, as_object(message.params)
+    if not all(check_accept_headers(request)) or find_duplicated_routing_header(headers.items()):
+        return None
+    body = {"method": message.method, "params": message.params}
+    route = classify_inbound_request(body, headers=dict(headers.items()))
+    schema = server.get_tool_input_schema and server.get_tool_input_schema(as_text(params.get("name")))
+    if schema and validate_mcp_param_headers(schema, as_object(params.get("arguments")), headers):
+        return None
+    return route if isinstance(route, InboundModernRoute) else None
 
-    def __init__(self, server: McpServer, request: Request) -> None:
-        self._server = server
-        self._request = request
-        self._body: bytes | None = None
 
-    async def is_answered(self, send: Send) -> bool:
-        """Answer the call if it is sound, and say whether it was."""
-        self._body = await self._request.body()
-        message = read_message(self._body)
-        route = self._route(message) if isinstance(message, JSONRPCRequest) else None
-        if route is None or not isinstance(message, JSONRPCRequest):
-            return False
-        reply = StreamReply(send, encode_modern)
-        about = ServerMessageMetadata(request_context=self._request)
-        await self._see_to(FastRequest(message, reply.tell, message_metadata=about), route, reply)
-        return True
+async def _answer_modern(
+    server: McpServer, request: Request, message: types.JSONRPCRequest, route: InboundModernRoute, send: Send
+) -> None:
+    """Answer a call of the newest era."""
+    reply = StreamReply(send, encode_modern)
+    exchange = FastRequest(message, reply.tell, message_metadata=ServerMessageMetadata(request_context=request))
 
-    async def read_again(self) -> Message:
-        """Give the SDK what was already read, and then what follows."""
-        body, self._body = self._body, None
-        if body is not None:
-            return {"type": "http.request", "body": body, "more_body": False}
-        return await self._request.receive()
-
-    def _route(self, message: JSONRPCRequest) -> InboundModernRoute | None:
-        headers, params = self._request.headers, as_object(message.params)
-        if not all(check_accept_headers(self._request)) or find_duplicated_routing_header(headers.items()):
-            return None
-        body = {"method": message.method, "params": message.params}
-        route = classify_inbound_request(body, headers=dict(headers.items()))
-        schema = self._server.get_tool_input_schema and self._server.get_tool_input_schema(as_text(params.get("name")))
-        if schema and validate_mcp_param_headers(schema, as_object(params.get("arguments")), headers):
-            return None
-        return route if isinstance(route, InboundModernRoute) else None
-
-    async def _see_to(self, exchange: FastRequest, route: InboundModernRoute, reply: StreamReply) -> None:
-        work = partial(self._work, exchange, route)
-        task = asyncio.create_task(exchange.answer(work, is_modern=True))
-        gone = asyncio.create_task(self._gone())
-        try:
-            await reply.keep_alive(task, gone)
-        finally:  # a client that has left wants no answer, and nothing else done
-            gone.cancel()
-            await stop(task)
-        if not task.cancelled():
-            answer = task.result()
-            status = ERROR_CODE_HTTP_STATUS.get(answer.error.code, 200) if isinstance(answer, JSONRPCError) else 200
-            await reply.answer(answer, status=status)
-
-    async def _work(self, exchange: FastRequest, route: InboundModernRoute) -> dict[str, Any]:
+    async def work() -> dict[str, Any]:
         connection = Connection.from_envelope(route.protocol_version, route.client_info, route.client_capabilities)
-        params = exchange.request.params
-        return await serve_one(self._server, exchange, METHOD, params, connection=connection, lifespan_state={})
+        return await serve_one(server, exchange, METHOD, message.params, connection=connection, lifespan_state={})
 
-    async def _gone(self) -> None:
-        while (await self._request.receive())["type"] != "http.disconnect":
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
             pass
 
+    task, leaving = asyncio.create_task(exchange.answer(work, is_modern=True)), asyncio.create_task(gone())
+    try:
+        await reply.keep_alive(task, leaving)
+    finally:  # a client that has left wants no answer, and nothing else done
+        leaving.cancel()
+        await stop(task)
+    if not task.cancelled():
+        answer = task.result()
+        status = ERROR_CODE_HTTP_STATUS.get(answer.error.code, 200) if isinstance(answer, types.JSONRPCError) else 200
+        await reply.answer(answer, status=status)
 
-def encode_modern(message: JSONRPCMessage) -> bytes:
+
+def encode_modern(message: types.JSONRPCMessage) -> bytes:
     """Return a message as the SDK writes it in this era."""
     response = message.model_dump(mode="json", by_alias=True, exclude_none=True)
     return json.dumps(response, separators=(",", ":")).encode()
@@ -241,7 +209,7 @@ class Session(StreamableHTTPServerTransport):
         super().__init__(name, idle_timeout=_IDLE_SECONDS)
         self._server = server
         self._header = (MCP_SESSION_ID_HEADER.encode(), name.encode())
-        self._exchanges: dict[RequestId, tuple[FastRequest, asyncio.Task[Answer]]] = {}
+        self._exchanges: dict[types.RequestId, tuple[FastRequest, asyncio.Task[Answer]]] = {}
 
     async def _handle_post_request(self, scope: Scope, request: Request, receive: Receive, send: Send) -> None:
         try:
@@ -249,13 +217,13 @@ class Session(StreamableHTTPServerTransport):
         except ClientDisconnect:
             return
         match read_message(body):
-            case JSONRPCNotification(method="notifications/cancelled", params=params):
+            case types.JSONRPCNotification(method="notifications/cancelled", params=params):
                 number = cancelled_request_id_from_params(params)
                 known = self._exchanges.get(coerce_request_id(number)) if number is not None else None
                 if known is not None:
                     known[0].call_off(known[1])
             # If the SDK would take the request as it is, and its client an answer in either form.
-            case JSONRPCRequest(method="tools/call") as message if all(
+            case types.JSONRPCRequest(method="tools/call") as message if all(
                 check_accept_headers(request)
             ) and self._check_content_type(request):
                 reply = StreamReply(send, encoded, self._header)
@@ -295,11 +263,11 @@ class Session(StreamableHTTPServerTransport):
         if not task.cancelled():
             await reply.answer(task.result())
         elif exchange.cancel_requested.is_set():
-            error = ErrorData(code=REQUEST_CANCELLED, message="Request cancelled")
-            await reply.answer(JSONRPCError(jsonrpc="2.0", id=exchange.request.id, error=error))
+            error = types.ErrorData(code=REQUEST_CANCELLED, message="Request cancelled")
+            await reply.answer(types.JSONRPCError(jsonrpc="2.0", id=exchange.request.id, error=error))
         elif not await reply.end():
             message = "Session terminated before the request completed"
-            response = self._create_error_response(message, HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL_ERROR)
+            response = self._create_error_response(message, HTTPStatus.INTERNAL_SERVER_ERROR, types.INTERNAL_ERROR)
             await response(scope, receive, send)
 
 
@@ -313,10 +281,19 @@ class Sessions(StreamableHTTPSessionManager):
     async def _handle_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         # What is no call of the newest era by its headers is not even read here.
         if is_modern_call(scope):
-            call = ModernRequest(self._server, Request(scope, receive))
-            if await call.is_answered(send):
+            request = Request(scope, receive)
+            body = await request.body()
+            message = read_message(body)
+            if isinstance(message, types.JSONRPCRequest) and (route := _route(self._server, request, message)):
+                await _answer_modern(self._server, request, message, route, send)
                 return
-            receive = call.read_again
+            again: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+            async def read_again() -> Message:  # the SDK gets what was read already, and then what follows
+                return again.pop() if again else await request.receive()
+
+            await super()._handle_request(scope, read_again, send)
+            return
         await super()._handle_request(scope, receive, send)
 
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
@@ -413,23 +390,20 @@ class McpEndpoint:
         visiting.set(visitor)
         limit = asyncio.timeout(_LISTENING_SECONDS if is_listening else _CALL_SECONDS)
         visit = _Visit(visitor, is_listening, limit)
-        self._visits.add(visit)
-        try:
-            await self._answer(visit, app, scope, timely(receive, MAX_BODY), send)
-        finally:
-            self._visits.discard(visit)
 
-    async def _answer(self, visit: _Visit, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         async def noting(message: Message) -> None:
             visit.has_begun = True
             await send(message)
 
+        self._visits.add(visit)
         try:
             async with visit.limit:
-                await app(scope, receive, noting)
+                await app(scope, timely(receive, MAX_BODY), noting)
         except TimeoutError:
             if not visit.has_begun:  # half an answer cannot be taken back: the connection is closed
                 raise (visit.reason or _leaving()) from None
+        finally:
+            self._visits.discard(visit)
 
     async def _watch(self) -> None:
         """End what was begun with a token that has been removed, and what listens with one that has expired."""

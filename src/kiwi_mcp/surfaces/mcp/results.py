@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -39,10 +39,7 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 def summarize(content: JsonObject) -> str:
     """Return an answer in words: a result as it is, a list as lines, a refusal with what to do."""
-    for mark, view in _VIEWS.items():
-        if mark in content:
-            return "\n".join(filter(None, view(content))) or "(empty)"
-    return compact(content)
+    return "\n".join(filter(None, _lines(content))) or "(empty)"
 
 
 def beside(content: JsonObject) -> Iterator[str]:
@@ -54,6 +51,42 @@ def beside(content: JsonObject) -> Iterator[str]:
     yield from (f"warning: {text_of(warning)}" for warning in as_list(content.get("warnings")))
 
 
+def _lines(content: JsonObject) -> Iterator[str]:
+    match content:  # one key tells which kind of answer it is
+        case {"error": _}:
+            yield from _refusal(content)
+        case {"result": result}:
+            yield text_of(result)
+            yield from beside(content)
+            yield from _logs(content)
+        case {"results": _}:
+            yield from _found(content)
+        case {"metadata": metadata}:
+            yield f"{as_text(content.get('identity'))}: {as_text(as_object(metadata).get('description'))}"
+            yield f"parameters: {compact(content.get('parameters'))}"
+            yield as_text(content.get("problem")) or as_text(content.get("message"))
+            yield from (f"warning: {text_of(warning)}" for warning in as_list(content.get("warnings")))
+            yield as_text(content.get("content"))
+        case {"total_characters": total}:
+            yield as_text(content.get("content"))
+            if "matches" in content:
+                yield f"({content['matches']} lines match)"
+            if (following := content.get("next_offset")) is not None:
+                yield f"(of {total} characters; load with offset {following} to read on)"
+        case {"valid": _}:
+            yield f"{as_text(content.get('tool_id'))} is {as_text(content.get('status'))}"
+            yield from map(_issue, (*as_list(content.get("issues")), *as_list(content.get("warnings"))))
+        case {"help": page}:
+            yield as_text(page)
+            if "installation" in content:
+                yield f"installed here: {compact(content['installation'])}"
+            yield f"topics: {', '.join(map(text_of, as_list(content.get('topics'))))}"
+        case {"action": _}:
+            yield from _done(content)
+        case _:
+            yield compact(content)
+
+
 def _refusal(content: JsonObject) -> Iterator[str]:
     yield f"{as_text(content.get('error'))}: {as_text(content.get('message'))}"
     yield from map(_issue, as_list(content.get("issues")))
@@ -63,12 +96,6 @@ def _refusal(content: JsonObject) -> Iterator[str]:
     yield f"What to do: {as_text(content.get('suggestion'))}"
     if schema := content.get("parameters_schema"):
         yield f"parameters_schema: {compact(schema)}"
-
-
-def _ran(content: JsonObject) -> Iterator[str]:
-    yield text_of(content["result"])
-    yield from beside(content)
-    yield from _logs(content)
 
 
 def _found(content: JsonObject) -> Iterator[str]:
@@ -108,35 +135,6 @@ def _full_name(card: JsonObject) -> str:
     return as_text(card.get("identity")).partition("@")[0] or as_text(card.get("name"))
 
 
-def _defined(content: JsonObject) -> Iterator[str]:
-    metadata = as_object(content["metadata"])
-    yield f"{as_text(content.get('identity'))}: {as_text(metadata.get('description'))}"
-    yield f"parameters: {compact(content.get('parameters'))}"
-    yield as_text(content.get("problem")) or as_text(content.get("message"))
-    yield from (f"warning: {text_of(warning)}" for warning in as_list(content.get("warnings")))
-    yield as_text(content.get("content"))
-
-
-def _page(content: JsonObject) -> Iterator[str]:
-    yield as_text(content.get("content"))
-    if "matches" in content:
-        yield f"({content['matches']} lines match)"
-    if (following := content.get("next_offset")) is not None:
-        yield f"(of {content.get('total_characters')} characters; load with offset {following} to read on)"
-
-
-def _judged(content: JsonObject) -> Iterator[str]:
-    yield f"{as_text(content.get('tool_id'))} is {as_text(content.get('status'))}"
-    yield from map(_issue, (*as_list(content.get("issues")), *as_list(content.get("warnings"))))
-
-
-def _explained(content: JsonObject) -> Iterator[str]:
-    yield as_text(content["help"])
-    if "installation" in content:
-        yield f"installed here: {compact(content['installation'])}"
-    yield f"topics: {', '.join(map(text_of, as_list(content.get('topics'))))}"
-
-
 def _done(content: JsonObject) -> Iterator[str]:
     if "message" not in content and "tool_id" not in content:
         yield compact({word: value for word, value in content.items() if word != "action"})
@@ -159,19 +157,6 @@ def _issue(issue: Json) -> str:
         return f"- {text_of(issue)}"
     place = as_text(issue.get("place"))
     return f"- {place}{': ' if place else ''}{as_text(issue.get('reason'))}. {as_text(issue.get('fix'))}"
-
-
-_VIEWS: Mapping[str, Callable[[JsonObject], Iterator[str]]] = {
-    "error": _refusal,
-    "result": _ran,
-    "results": _found,
-    "metadata": _defined,
-    "total_characters": _page,
-    "valid": _judged,
-    "help": _explained,
-    "action": _done,
-}
-"""The view for each kind of answer, by the key that marks the kind."""
 
 
 def cost_of_result(result: types.Result) -> TokenCost:
@@ -262,35 +247,13 @@ def _block(block: Json, revision: str) -> Json:
     return {"type": "text", "text": f"[{kind}: {' '.join(filter(None, said))}]"}
 
 
-def noted(answer: Answer) -> JsonObject:
-    """Return what an answer holds, with a note in the place of each part that is passed on as a block."""
-    given = _given(answer.passed or {})
-    if all(map(_is_text, given)) or "result" not in answer.content or "structuredContent" in (answer.passed or {}):
-        return answer.content
-    result: Json = [block if _is_text(block) else _note(as_object(block)) for block in given]
-    if len(compact(result)) > INLINE_LIMIT:  # texts as long as these are read from the output, as ever
-        return answer.content
-    of_preview = {"result_is_preview", "result_characters", "result_handle"}
-    return {**{key: value for key, value in answer.content.items() if key not in of_preview}, "result": result}
-
-
-def in_words(content: JsonObject) -> JsonObject:
+def _in_words(content: JsonObject) -> JsonObject:
     """Return an answer with the joined texts as its result, if the result is a list of blocks."""
     result = content.get("result")
     blocks = [as_object(block) for block in as_list(result)]
     if not blocks or not any(map(_is_text, blocks)) or not all(block.get("type") for block in blocks):
         return content
     return {**content, "result": "\n".join(as_text(block.get("text")) for block in blocks if _is_text(block))}
-
-
-def _given(passed: JsonObject) -> Sequence[Json]:
-    """Return the parts of an answer as blocks; those of a resource are embedded ones unless they are text."""
-    if "contents" not in passed:
-        return as_list(passed.get("content"))
-    return [
-        {"type": "resource", "resource": part} if "blob" in as_object(part) else {**as_object(part), "type": "text"}
-        for part in as_list(passed["contents"])
-    ]
 
 
 def _is_text(block: Json) -> bool:
@@ -310,19 +273,28 @@ def _note(block: JsonObject) -> JsonObject:
 
 def as_result(answer: Answer, *, revision: str) -> CallToolResult:
     """Return an answer in the form that a client of that revision reads."""
-    # The parts of a server's answer that are no text, as a client of that revision can read them.
-    given = _given(answer.passed or {})
+    passed, content = answer.passed or {}, answer.content
+    given = as_list(passed.get("content"))
+    if "contents" in passed:  # those of a resource are embedded ones unless they are text
+        given = [
+            {"type": "resource", "resource": part} if "blob" in as_object(part) else {**as_object(part), "type": "text"}
+            for part in as_list(passed["contents"])
+        ]
+    # The parts that are no text are passed on, as a client of that revision can read them.
     others = [block for block in given if not _is_text(block)]
-    passed = passed_call({"content": others}, revision=revision) if others else None
-    blocks = passed.content if passed else ()
-    text = safe_text(noted(answer) if blocks else answer.content)
+    readable = passed_call({"content": others}, revision=revision) if others else None
+    blocks = readable.content if readable else ()
+    if blocks and "result" in content and "structuredContent" not in passed:
+        noted: Json = [block if _is_text(block) else _note(as_object(block)) for block in given]
+        if len(compact(noted)) <= INLINE_LIMIT:  # longer texts are read from the output, as ever
+            of_preview = {"result_is_preview", "result_characters", "result_handle"}
+            content = {**{key: value for key, value in content.items() if key not in of_preview}, "result": noted}
+    text = safe_text(content)
     if revision < STRUCTURED_SINCE:
         return CallToolResult(content=[TextContent(text=text), *blocks], is_error=answer.is_error)
-    content: JsonObject = json.loads(text)
-    response = summarize(in_words(content) if blocks else content)
-    return CallToolResult(
-        content=[TextContent(text=response), *blocks], structured_content=dict(content), is_error=answer.is_error
-    )
+    whole_content: JsonObject = json.loads(text)
+    summary = TextContent(text=summarize(_in_words(whole_content) if blocks else whole_content))
+    return CallToolResult(content=[summary, *blocks], structured_content=dict(whole_content), is_error=answer.is_error)
 
 
 def safe_text(content: JsonObject) -> str:

@@ -16,19 +16,9 @@ from pathlib import Path
 from tempfile import mkstemp
 
 import anyio
+import mcp_types as types
 from anyio.abc import ObjectReceiveStream, ObjectSendStream
 from mcp.shared.message import SessionMessage
-from mcp_types import (
-    INTERNAL_ERROR,
-    INVALID_REQUEST,
-    PARSE_ERROR,
-    ErrorData,
-    JSONRPCError,
-    JSONRPCMessage,
-    JSONRPCRequest,
-    JSONRPCResponse,
-    jsonrpc_message_adapter,
-)
 from pydantic import ValidationError
 
 from kiwi_mcp.kernel import Kernel
@@ -37,7 +27,6 @@ from kiwi_mcp.manifest.home_config import usable_config
 from kiwi_mcp.primitives.telemetry import start_tracing
 from kiwi_mcp.store.principals import STDIO
 from kiwi_mcp.surfaces.mcp.calls import Calls
-from kiwi_mcp.surfaces.mcp.fast_path import FastPath
 from kiwi_mcp.surfaces.mcp.handshake import (
     LINE_LIMIT,
     OVERLONG,
@@ -50,7 +39,7 @@ from kiwi_mcp.surfaces.mcp.handshake import (
     stamp,
 )
 from kiwi_mcp.surfaces.mcp.protocol import Context, KernelApi
-from kiwi_mcp.surfaces.mcp.server import McpServer, build_server, tool_lists
+from kiwi_mcp.surfaces.mcp.server import FastPath, McpServer, build_server, tool_lists
 from kiwi_mcp.surfaces.mcp.tool_list import ToolListWatcher
 
 _READ_SIZE = 262_144
@@ -87,7 +76,7 @@ class StdioWriter(ObjectSendStream[SessionMessage]):
     async def send(self, item: SessionMessage) -> None:
         """Write one message; a client that reads slowly slows us down."""
         message = item.message
-        if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id in self._unheard:
+        if isinstance(message, types.JSONRPCResponse | types.JSONRPCError) and message.id in self._unheard:
             self._unheard.discard(message.id)
             return
         line = encoded(message) + b"\n"
@@ -137,10 +126,10 @@ class StdioReader(ObjectReceiveStream[SessionMessage | Exception]):
         self._fd = wire.inbound
         self._short = short
         self._lines = opening.lines
-        self._heard: deque[JSONRPCMessage] = deque()
+        self._heard: deque[types.JSONRPCMessage] = deque()
         for line in opening.heard:
-            message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-            if isinstance(message, JSONRPCRequest):
+            message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+            if isinstance(message, types.JSONRPCRequest):
                 # Under a number of our own, so that dropping the reply cannot hit one that the client waits for.
                 message = message.model_copy(update={"id": f"heard-{secrets.token_hex(8)}"})
                 outbound.leave_unheard(message.id)
@@ -174,7 +163,7 @@ class StdioReader(ObjectReceiveStream[SessionMessage | Exception]):
         await self._short.aclose()  # while its last words can still be written
         raise anyio.EndOfStream
 
-    async def _message(self) -> JSONRPCMessage | None:
+    async def _message(self) -> types.JSONRPCMessage | None:
         if self._heard:
             return self._heard.popleft()
         while not self._is_ended:
@@ -184,10 +173,10 @@ class StdioReader(ObjectReceiveStream[SessionMessage | Exception]):
                 self._lines.feed(await self._read())
                 continue
             message = decoded(line)
-            if not isinstance(message, ErrorData):
+            if not isinstance(message, types.ErrorData):
                 return message
             if line.strip():  # an empty line is no message, and no fault either
-                await self._outbound.send(SessionMessage(JSONRPCError(jsonrpc="2.0", id=None, error=message)))
+                await self._outbound.send(SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=None, error=message)))
         return None
 
     async def _read(self) -> bytes:
@@ -209,26 +198,28 @@ def can_wait(fd: int) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(fd)
 
 
-def decoded(line: bytes) -> JSONRPCMessage | ErrorData:
+def decoded(line: bytes) -> types.JSONRPCMessage | types.ErrorData:
     """Return the message in a line, or what is wrong with it."""
     if line is OVERLONG:
-        return ErrorData(code=PARSE_ERROR, message=f"Parse error: a message is longer than {LINE_LIMIT:,} bytes")
+        message = f"Parse error: a message is longer than {LINE_LIMIT:,} bytes"
+        return types.ErrorData(code=types.PARSE_ERROR, message=message)
     try:
-        return jsonrpc_message_adapter.validate_json(line, by_name=False)
+        return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValidationError as error:
         if error.errors(include_url=False, include_input=False)[0]["type"] == "json_invalid":
-            return ErrorData(code=PARSE_ERROR, message="Parse error: a line is not JSON")
-        return ErrorData(code=INVALID_REQUEST, message="Invalid request: a line is not a JSON-RPC 2.0 message")
+            return types.ErrorData(code=types.PARSE_ERROR, message="Parse error: a line is not JSON")
+        message = "Invalid request: a line is not a JSON-RPC 2.0 message"
+        return types.ErrorData(code=types.INVALID_REQUEST, message=message)
 
 
-def encoded(message: JSONRPCMessage) -> bytes:
+def encoded(message: types.JSONRPCMessage) -> bytes:
     """Return a message as one line; one that cannot be written becomes the error that says so."""
     try:
         return message.model_dump_json(by_alias=True, exclude_unset=True).encode()
     except ValueError:  # pydantic's serialization errors and those of encoding
-        number = message.id if isinstance(message, JSONRPCResponse | JSONRPCError) else None
-        fault = ErrorData(code=INTERNAL_ERROR, message="The answer cannot be written as JSON")
-        return JSONRPCError(jsonrpc="2.0", id=number, error=fault).model_dump_json(exclude_unset=True).encode()
+        number = message.id if isinstance(message, types.JSONRPCResponse | types.JSONRPCError) else None
+        fault = types.ErrorData(code=types.INTERNAL_ERROR, message="The answer cannot be written as JSON")
+        return types.JSONRPCError(jsonrpc="2.0", id=number, error=fault).model_dump_json(exclude_unset=True).encode()
 
 
 def run(wire: StdioPipe, opening: HandshakeResult, project: str) -> None:
