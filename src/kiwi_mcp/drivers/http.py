@@ -19,7 +19,7 @@ from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.outcome import Outcome, Progress, Report
 from kiwi_mcp.domain.plan import REPEATABLE, HttpSpec, Plan, Retry
-from kiwi_mcp.drivers import Dispatch
+from kiwi_mcp.drivers import Dispatch, Driver
 from kiwi_mcp.drivers.output import NotJsonOutput, parse
 from kiwi_mcp.manifest.templates import (
     ABSENT,
@@ -91,7 +91,7 @@ _HINTS = {
 }
 
 
-class Http:
+class Http(Driver):
     """Makes the one request of an api tool."""
 
     def check(self, chain: Chain, space: Space) -> None:

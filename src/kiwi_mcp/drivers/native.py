@@ -9,20 +9,14 @@ from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import ChangeSpec, Plan, ReadSpec
-from kiwi_mcp.drivers import Dispatch
+from kiwi_mcp.drivers import Dispatch, Driver
 from kiwi_mcp.memory.files import planned, version_of
 
 
-class Native:
+class Native(Driver):
     """Calls the verb that a native item names, as the caller of the item."""
 
     driver = "native"
-
-    def check(self, chain: Chain, space: Space) -> None:
-        """Check nothing: it has no files."""
-
-    async def aclose(self) -> None:
-        """Release nothing: nothing is open between calls."""
 
     def bind(self, chain: Chain, inputs: JsonObject, space: Space) -> Plan:
         """Plan the call of the verb; an item that changes the memory says what it will change."""

@@ -41,7 +41,7 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, compact, 
 from kiwi_mcp.domain.outcome import Logs, Outcome, Progress, Report, silent
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
-from kiwi_mcp.drivers import Dispatch, SyntaxCheck, container, git_copy, tool_calls
+from kiwi_mcp.drivers import Dispatch, Driver, SyntaxCheck, container, git_copy, tool_calls
 from kiwi_mcp.drivers.environments import packages
 from kiwi_mcp.drivers.environments.environment import Environment, base_env, make_once
 from kiwi_mcp.drivers.output import NotJsonOutput, ParsedOutput, json_or_text, parse
@@ -62,7 +62,7 @@ _COMPLAINT = lazy_pattern(r"error", re.IGNORECASE)
 _ENTRYPOINT = "{tool.files}/{tool.entrypoint}"
 
 
-class Process:
+class Process(Driver):
     """Runs a tool's files as one process, as its runtime's config says."""
 
     def check(self, chain: Chain, space: Space) -> SyntaxCheck | None:
@@ -92,9 +92,6 @@ class Process:
             effect="pure",
         )
         return SyntaxCheck(plan, partial(_check_syntax, plan, chain, space))
-
-    async def aclose(self) -> None:
-        """Release nothing: nothing is open between calls."""
 
     def bind(self, chain: Chain, inputs: JsonObject, space: Space) -> Plan:
         """Return the plan: one process, built from the runtime's config and these inputs."""

@@ -13,7 +13,7 @@ from kiwi_mcp.domain.items import Chain, Tool, ToolFile
 from kiwi_mcp.domain.json import JsonObject, as_text
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan, ReadSpec
-from kiwi_mcp.drivers import Dispatch
+from kiwi_mcp.drivers import Dispatch, Driver
 from kiwi_mcp.manifest.markdown import body, links, text_faults
 from kiwi_mcp.manifest.program import checked_inputs, directive_program, folder_issues, undeclared
 
@@ -21,7 +21,7 @@ _LARGEST_FILE = 1_000_000
 _MOST_NAMED = 50
 
 
-class Read:
+class Read(Driver):
     """Returns an item's text: a directive as a program for the caller's own model, knowledge unchanged."""
 
     def check(self, chain: Chain, space: Space) -> None:
@@ -39,9 +39,6 @@ class Read:
             issues.append(Issue("process", f"`{{input:{name}}}` is not an input", fix, "warning"))
         if issues:
             raise InvalidManifest(tool.id, issues)
-
-    async def aclose(self) -> None:
-        """Release nothing: nothing is kept between calls."""
 
     def bind(self, chain: Chain, inputs: JsonObject, space: Space) -> Plan:
         """Plan to read the one file that holds the item's text."""

@@ -81,9 +81,9 @@ def opaque_for(dialect: str, message: Message) -> Message:
 def test_any_conversation_is_a_valid_request(dialect: str, conversation: list[Message], system: str) -> None:
     own = tuple(opaque_for(dialect, message) for message in conversation)
 
-    made = Conversation(choice_of(dialect)).request(Prompt(system, TOOLS, own, 64))
+    body, _ = Conversation(choice_of(dialect)).request(Prompt(system, TOOLS, own, 64))
 
-    assert request_faults(dialect, made.body) == []
+    assert request_faults(dialect, body) == []
 
 
 @dialects
@@ -99,7 +99,7 @@ def test_a_conversation_that_grows_is_sent_as_one_that_is_rendered_at_once(
         made = grown.request(Prompt("System.", TOOLS, history, size))
 
         assert made == Conversation(choice).request(Prompt("System.", TOOLS, tuple(history), size))
-        assert made.sha256 == sha256(made.body).hexdigest()
+        assert made[1] == sha256(made[0]).hexdigest()
 
 
 @dialects
@@ -111,9 +111,9 @@ def test_each_request_of_a_thread_begins_with_the_one_before(
     model, history = ScriptedModel(), [Message("user", (TextPart("Begin."),))]
     conversation = Conversation(choice_of(dialect))
     for number, (text, asked, output) in enumerate(turns):
-        made = conversation.request(Prompt("System.", TOOLS, history, 64))
+        body, _ = conversation.request(Prompt("System.", TOOLS, history, 64))
         model.default = lambda _: ScriptedTurn("ok")
-        model.receive(_request(dialect, made.body))
+        model.receive(_request(dialect, body))
         made_calls = [ToolCallPart(f"c{number}_{index}", "search", one) for index, one in enumerate(asked)]
         history.append(Message("assistant", (TextPart(text), *made_calls)))
         if made_calls:
@@ -187,7 +187,7 @@ def test_a_stream_that_ends_anywhere_has_no_partial_calls(dialect: str, text: st
 def test_what_a_model_said_is_sent_back_unchanged(dialect: str, parts: list[MessagePart]) -> None:
     known = [part for part in parts if not isinstance(part, ToolCallPart) or _is_object(part.arguments)]
     prompt = Prompt("", (), (Message("assistant", tuple(known)),), 64)
-    body = Conversation(choice_of(dialect)).request(prompt).body
+    body, _ = Conversation(choice_of(dialect)).request(prompt)
 
     sent = json.loads(body)
     for part in known:
@@ -249,7 +249,7 @@ def test_a_label_stands_beside_the_output(dialect: str) -> None:
     )
     history = (Message("user", (TextPart("Go."),)), Message("assistant", (call,)), Message("tool", (result,)))
 
-    sent = _strings(json.loads(Conversation(choice_of(dialect)).request(Prompt("", TOOLS, history, 64)).body))
+    sent = _strings(json.loads(Conversation(choice_of(dialect)).request(Prompt("", TOOLS, history, 64))[0]))
 
     assert "the output" in sent
     assert any("from the web" in text and "the output" not in text for text in sent)
@@ -266,9 +266,9 @@ def test_quirks_change_the_request_of_a_server() -> None:
     call, result = ToolCallPart("call_1", "search", "{}"), ToolResultPart("call_1", "search", "out", label="outside")
     history = (Message("user", (TextPart("Go."),)), Message("assistant", (call,)), Message("tool", (result,)))
 
-    made = Conversation(choose_model(chain_of(config), model="m")).request(Prompt("", (), history, 64))
+    data, _ = Conversation(choose_model(chain_of(config), model="m")).request(Prompt("", (), history, 64))
 
-    body = json.loads(made.body)
+    body = json.loads(data)
     assert body.keys() == {"model", "stream", "max_tokens", "messages"}
     reply, tool, label = body["messages"][1:]
     assert reply["tool_calls"][0]["id"] == tool["tool_call_id"]

@@ -13,7 +13,7 @@ from tests.drivers.mcp.conftest import Bench
 from kiwi_mcp.domain.json import Json, JsonObject, compact
 from kiwi_mcp.domain.outcome import Outcome, Progress
 from kiwi_mcp.domain.safe_text import strip_controls
-from kiwi_mcp.drivers.mcp.call import outcome_of, refused
+from kiwi_mcp.drivers.mcp.driver import outcome_of, refused
 from kiwi_mcp.drivers.mcp.server import ServerRequest
 from kiwi_mcp.drivers.mcp.transport import _messages
 

@@ -11,7 +11,7 @@ from tests.drivers.mcp.conftest import Bench
 from kiwi_mcp.domain.calls import Answers, Questions
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.outcome import Outcome, Progress
-from kiwi_mcp.drivers.mcp.call import LATEST, SOONEST, USUAL, poll_after
+from kiwi_mcp.drivers.mcp.driver import LATEST, SOONEST, USUAL, poll_after
 
 QUESTION: JsonObject = {"method": "elicitation/create", "params": {"message": "Sure?"}}
 YES: JsonObject = {"action": "accept", "content": {}}

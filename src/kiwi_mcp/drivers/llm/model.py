@@ -45,15 +45,6 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _ReplyPart = TextPart | ReasoningPart | ToolCallPart
 
 
-class DialectRequest(Struct, frozen=True):
-    """A request in the format of a provider; header values may hold `${NAME}`."""
-
-    url: str
-    headers: Mapping[str, str]
-    body: bytes
-    sha256: str
-
-
 class Conversation:
     """The messages of a thread in the dialect of its model. What was sent before is stored as bytes.
 
@@ -65,13 +56,10 @@ class Conversation:
         self.choice = choice
         self._dialect = DIALECTS[choice.dialect]
         auth = {choice.auth_header: choice.auth} if choice.auth else {}
-        self._headers: dict[str, str] = {
-            "content-type": "application/json",
-            **self._dialect.headers,
-            **choice.headers,
-            **auth,
-        }
-        sent: Json = [choice.url, {**self._headers}]
+        own = {"content-type": "application/json", **self._dialect.headers}
+        self.headers: Mapping[str, str] = {**own, **choice.headers, **auth}
+        """The headers of each request; their values may hold `${NAME}`."""
+        sent: Json = [choice.url, {**self.headers}]
         self.variables, self.defaulted = variables(sent), defaulted(sent)
         self._head = b""
         self._hash = sha256()
@@ -91,8 +79,11 @@ class Conversation:
         self._results: list[ToolResultPart] = []
         self._ids: set[str] = set()
 
-    def request(self, prompt: Prompt) -> DialectRequest:
-        """Return the next request. The same list of messages may have grown; another one begins anew."""
+    def request(self, prompt: Prompt) -> tuple[bytes, str]:
+        """Return the next request in the format of the provider, and its hash.
+
+        The same list of messages may have grown; another one begins anew.
+        """
         if prompt.messages is not self._messages:
             self._begin(prompt.messages)
         before = replace(prompt, messages=())
@@ -116,8 +107,7 @@ class Conversation:
         end = self._end()
         digest = self._hash.copy()
         digest.update(end)
-        data = b"".join((self._head, self._done, end))
-        return DialectRequest(self.choice.url, self._headers, data, digest.hexdigest())
+        return b"".join((self._head, self._done, end)), digest.hexdigest()
 
     def _add_reply(self, parts: list[_ReplyPart]) -> None:
         self._close_calls()
@@ -238,12 +228,12 @@ class ModelErrorClass(Struct, frozen=True):
 
 def bind_request(prompt: Prompt, conversation: Conversation, chain: Chain) -> Plan:
     """Return the plan of a request to a model. It shows the hash of the conversation, and names instead of secrets."""
-    choice, made = conversation.choice, conversation.request(prompt)
+    choice, (data, digest) = conversation.choice, conversation.request(prompt)
     spec = HttpSpec(
         method="POST",
-        url=made.url,
-        headers=made.headers,
-        data=made.body,
+        url=choice.url,
+        headers=conversation.headers,
+        data=data,
         timeout=TIMEOUT,
         idle=IDLE,
         max_bytes=_BYTES + _BYTES_PER_TOKEN * prompt.max_output,
@@ -264,7 +254,7 @@ def bind_request(prompt: Prompt, conversation: Conversation, chain: Chain) -> Pl
             "provider": choice.provider,
             "model": choice.model,
             "dialect": choice.dialect,
-            "request_sha256": made.sha256,
+            "request_sha256": digest,
         },
         effect="idempotent",
     )

@@ -119,13 +119,8 @@ async def _initialize(channel: RequestChannel, server: ServerConfig) -> ServerIn
     if result.protocol_version not in HANDSHAKE_PROTOCOL_VERSIONS:
         raise UnsupportedVersion(f"Unsupported protocol version from the server: {result.protocol_version}")
     await channel.notify("notifications/initialized", {MCP_PROTOCOL_VERSION_HEADER: result.protocol_version})
-    return ServerInfo(
-        era="legacy",
-        protocol_version=result.protocol_version,
-        server_info=_dumped(result.server_info),
-        capabilities=_dumped(result.capabilities),
-        instructions=result.instructions or "",
-    )
+    version, info, capabilities = result.protocol_version, _dumped(result.server_info), _dumped(result.capabilities)
+    return ServerInfo("legacy", version, info, capabilities, result.instructions or "")
 
 
 async def _discover(channel: RequestChannel, server: ServerConfig) -> ServerInfo:
@@ -147,13 +142,7 @@ async def _discover(channel: RequestChannel, server: ServerConfig) -> ServerInfo
         info = _dumped(Implementation.model_validate((result.meta or {}).get(SERVER_INFO_META_KEY)))
     except ValidationError:  # what a server calls itself is only shown
         info = {}
-    return ServerInfo(
-        era="modern",
-        protocol_version=version,
-        server_info=info,
-        capabilities=_dumped(result.capabilities),
-        instructions=result.instructions or "",
-    )
+    return ServerInfo("modern", version, info, _dumped(result.capabilities), result.instructions or "")
 
 
 async def _send_discover(channel: RequestChannel, server: ServerConfig, version: str) -> JsonObject:

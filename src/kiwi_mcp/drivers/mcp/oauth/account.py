@@ -67,7 +67,8 @@ class Account(Struct):
         """Return the stored login; one for another address or another client does not count."""
         mark = self._sealed.mark(self.oauth.name)
         if self._read is None or self._read[0] != mark:
-            self._read = mark, self._opened()
+            found = self._sealed.read(self.oauth.name)
+            self._read = mark, LoginRecord() if found is None else _decode(found, self._bound)
         return self._read[1]
 
     def record_or_reset(self) -> LoginRecord:
@@ -101,10 +102,6 @@ class Account(Struct):
         oauth = self.oauth
         words: Json = [self.url, oauth.client_id, oauth.issuer, oauth.grant, oauth.client_metadata_url]
         return sha256(compact(words).encode(errors="surrogatepass")).hexdigest()
-
-    def _opened(self) -> LoginRecord:
-        found = self._sealed.read(self.oauth.name)
-        return LoginRecord() if found is None else _decode(found, self._bound)
 
 
 def account_of(spec: HttpSpec, oauth: OAuthConfig, secrets: Mapping[str, str]) -> Account:
@@ -217,18 +214,19 @@ class AccountBearer:
             return another
         if is_own and (another := await self._granted(token, asked)) is not None:
             return another
-        if token is None and not (self._account.oauth.is_declared or asked.metadata or await self._is_offered()):
-            raise NoOAuthOffered
-        await self._note(asked)
+        if token is None and not (self._account.oauth.is_declared or asked.metadata):
+            try:
+                offered = await is_offered(self._account.url, self._account.web)
+            except (RequestFailed, Denied):  # a server that cannot be asked about it offers no login
+                offered = False
+            if not offered:
+                raise NoOAuthOffered
+        async with self._account.locked():
+            record = self._account.record()
+            if record.challenge != asked:
+                self._account.keep(replace(record, challenge=asked))
         self.is_login_wanted = True
         return None
-
-    async def _is_offered(self) -> bool:
-        """Whether a login is possible at all; a server that cannot be asked about it offers none."""
-        try:
-            return await is_offered(self._account.url, self._account.web)
-        except (RequestFailed, Denied):
-            return False
 
     async def _renewed(self, token: Secret) -> Secret | None:
         """Return the token that replaces another one.
@@ -288,12 +286,6 @@ class AccountBearer:
             account.keep(LoginRecord(found.authority, found.resource, tokens=given))
             return given.access
 
-    async def _note(self, asked: Challenge) -> None:
-        async with self._account.locked():
-            record = self._account.record()
-            if record.challenge != asked:
-                self._account.keep(replace(record, challenge=asked))
-
 
 def _ended(task: asyncio.Future[Secret | None]) -> None:
     _renewals.discard(task)
@@ -345,9 +337,14 @@ async def log_in(account: Account, ask: Ask, *, server: str, scopes: Sequence[st
     port = account.oauth.redirect_port or (urlsplit(known.client.redirect).port if known.client else None) or 0
     async with browser.login_callback(lambda words: words.get("state") == state, port=port) as back:
         _refuse_other_port(account, back.address)
-        client = owners_client(account.oauth, found.authority) or await _registered(
-            found, back.address, scope, known.client, account.web, server
-        )
+        client = owners_client(account.oauth, found.authority)
+        if client is None:
+            try:
+                client = await registered(found.authority, back.address, scope, known.client, account.web)
+            except (RequestFailed, Unavailable) as fault:
+                if found.is_assumed:
+                    raise no_login(server) from fault
+                raise
         form = {
             "response_type": "code",
             "client_id": client.client_id,
@@ -372,17 +369,6 @@ async def log_in(account: Account, ask: Ask, *, server: str, scopes: Sequence[st
     async with account.locked():
         account.keep(LoginRecord(found.authority, found.resource, client, tokens))
     return tokens
-
-
-async def _registered(
-    found: OAuthMetadata, redirect: str, scope: str, known: OAuthClient | None, web: OAuthHttp, server: str
-) -> OAuthClient:
-    try:
-        return await registered(found.authority, redirect, scope, known, web)
-    except (RequestFailed, Unavailable) as fault:
-        if found.is_assumed:
-            raise no_login(server) from fault
-        raise
 
 
 def no_login(server: str) -> Unavailable:

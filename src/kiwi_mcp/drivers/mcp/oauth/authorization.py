@@ -173,11 +173,6 @@ class AuthorizationServer(Struct, frozen=True):
             names_itself=document.get("authorization_response_iss_parameter_supported") is True,
         )
 
-    @classmethod
-    def assumed(cls, origin: str) -> AuthorizationServer:
-        """Return the server at the addresses of the first protocol revision, without a description of its own."""
-        return cls(origin, f"{origin}/token", f"{origin}/authorize", f"{origin}/register")
-
 
 class OAuthMetadata(Struct, frozen=True):
     """The server's name for itself, who gives out tokens for it, and which rights it knows."""
@@ -239,7 +234,8 @@ async def _without_document(url: str, issuer: str, web: OAuthHttp) -> OAuthMetad
     if authority is None and issuer:
         raise _undescribed(issuer)
     resource = resource_url_from_server_url(url)
-    return OAuthMetadata(resource, authority or AuthorizationServer.assumed(wanted), is_assumed=authority is None)
+    assumed = AuthorizationServer(wanted, f"{wanted}/token", f"{wanted}/authorize", f"{wanted}/register")
+    return OAuthMetadata(resource, authority or assumed, is_assumed=authority is None)
 
 
 async def _authority(issuer: str, places: list[str], web: OAuthHttp) -> AuthorizationServer | None:
@@ -343,9 +339,23 @@ def owners_client(oauth: OAuthConfig, authority: AuthorizationServer) -> OAuthCl
     What proves the owner's own is for the authorization server that the owner names, and for no other.
     """
     if oauth.client_id:
+        method = oauth.token_auth
         if oauth.client_secret or oauth.private_key:
-            _refuse_stranger(oauth, authority)
-        return OAuthClient(oauth.client_id, oauth.token_auth or _method(oauth, authority))
+            # An MCP server names its authorization server itself, so it could choose where the secret is sent.
+            if not oauth.issuer:
+                raise Untrusted(
+                    "The manifest does not say for which authorization server its client secret is, and "
+                    f"{authority.issuer} is only what the server names.",
+                    suggestion="If it is the right one, write it as `issuer` into `config.auth` of the server.",
+                )
+            if not is_same(authority.issuer, oauth.issuer):
+                raise Untrusted(
+                    f"The client secret is for {oauth.issuer}, not for {authority.issuer}.",
+                    suggestion="If that is right, change `config.auth.issuer` of the server.",
+                )
+            with_secret = next((one for one in _WITH_SECRET if one in authority.methods), _WITH_SECRET[0])
+            method = method or ("private_key_jwt" if oauth.private_key else with_secret)
+        return OAuthClient(oauth.client_id, method or "none")
     if oauth.client_metadata_url and authority.takes_documents:
         return OAuthClient(oauth.client_metadata_url)
     return None
@@ -403,29 +413,6 @@ def _read(reply: TokenReply, asked: str, authority: AuthorizationServer) -> OAut
         until=float(until) if isinstance(until, int | float) else 0.0,
         is_registered=True,
     )
-
-
-def _refuse_stranger(oauth: OAuthConfig, authority: AuthorizationServer) -> None:
-    # An MCP server names its authorization server itself, so it could choose where the secret is sent.
-    if not oauth.issuer:
-        raise Untrusted(
-            f"The manifest does not say for which authorization server its client secret is, and {authority.issuer} "
-            "is only what the server names.",
-            suggestion="If it is the right one, write it as `issuer` into `config.auth` of the server.",
-        )
-    if not is_same(authority.issuer, oauth.issuer):
-        raise Untrusted(
-            f"The client secret is for {oauth.issuer}, not for {authority.issuer}.",
-            suggestion="If that is right, change `config.auth.issuer` of the server.",
-        )
-
-
-def _method(oauth: OAuthConfig, authority: AuthorizationServer) -> str:
-    if oauth.private_key:
-        return "private_key_jwt"
-    if not oauth.client_secret:
-        return "none"
-    return next((one for one in _WITH_SECRET if one in authority.methods), _WITH_SECRET[0])
 
 
 _MARGIN = 30.0
