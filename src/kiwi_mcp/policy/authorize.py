@@ -34,6 +34,14 @@ from kiwi_mcp.policy.needs import anchored
 from kiwi_mcp.primitives.http.addresses import PORTS, host_port
 from kiwi_mcp.sandbox.levels import base_profile
 
+_ORDINARY = frozenset({".dockerignore", ".editorconfig", ".gitignore"})
+"""Names with a dot in front that a tool may change: they start no program."""
+_WORDS = ("items", "parameters", "hours", "days", "per_minute")
+_DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_HOURS = lazy_pattern(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)")
+_PATH = "path"
+_MOST_PER_MINUTE = 100_000
+
 
 def verify(
     chain: Chain, changes: Sequence[str], lost: Sequence[tuple[Tool, str]], *, is_frozen: bool
@@ -89,10 +97,6 @@ def permit(plan: Plan, rights: Rights) -> Plan:
         redirects = spec.max_redirects if all(grant.is_public for grant in rights.grants) else 0
         return replace(plan, spec=replace(spec, granted=hosts.allow, denied=hosts.deny, max_redirects=redirects))
     return plan
-
-
-_ORDINARY = frozenset({".dockerignore", ".editorconfig", ".gitignore"})
-"""Names with a dot in front that a tool may change: they start no program."""
 
 
 def with_file(plan: Plan, chain: Chain, space: Space) -> Plan:
@@ -159,13 +163,6 @@ def _target(url: str) -> str:
     except ValueError:  # no port is refused by the primitive, in its own words
         port = 0
     return host_port(host, port)
-
-
-_WORDS = ("items", "parameters", "hours", "days", "per_minute")
-_DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-_HOURS = lazy_pattern(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)")
-_PATH = "path"
-_MOST_PER_MINUTE = 100_000
 
 
 def read_conditions(written: Json, place: str, issues: list[Issue]) -> tuple[Condition, ...]:

@@ -40,6 +40,15 @@ _STARTED = ("__main__.py", "index.js", "package.json")
 _LARGEST = 512_000_000
 _Stat: TypeAlias = tuple[int, int, int, int, int]
 _File: TypeAlias = tuple[str, _Stat]
+_OF_TOOLS = ResourceLimits()
+_OF_SERVERS = ResourceLimits(memory_bytes=2_147_483_648, cpus=2.0, cpu_seconds=86_400, tmp_bytes=1_073_741_824)
+"""A server answers many calls, for as long as it is used."""
+_FRESH = 5.0
+"""How long the profile of a server is reused, in seconds: computing it may mean searching folders."""
+_GrantedProfile: TypeAlias = tuple[SandboxProfile, tuple[str, ...]]
+"""A sandbox profile, and the warnings about it."""
+_server_profiles: dict[tuple[object, ...], tuple[float, _GrantedProfile]] = {}
+_PROFILES_KEPT = 256
 
 
 def external_code(chain: Chain) -> tuple[tuple[str, str], ...]:
@@ -240,15 +249,6 @@ def change_of(tool: Tool, holding: IsolationDecision) -> str:
 
 Judge: TypeAlias = Callable[[Chain], IsolationDecision]
 """Returns the isolation of a chain."""
-_OF_TOOLS = ResourceLimits()
-_OF_SERVERS = ResourceLimits(memory_bytes=2_147_483_648, cpus=2.0, cpu_seconds=86_400, tmp_bytes=1_073_741_824)
-"""A server answers many calls, for as long as it is used."""
-_FRESH = 5.0
-"""How long the profile of a server is reused, in seconds: computing it may mean searching folders."""
-_GrantedProfile: TypeAlias = tuple[SandboxProfile, tuple[str, ...]]
-"""A sandbox profile, and the warnings about it."""
-_server_profiles: dict[tuple[object, ...], tuple[float, _GrantedProfile]] = {}
-_PROFILES_KEPT = 256
 
 
 def isolate(plan: Plan, chain: Chain, space: Space, judge: Judge, rights: Rights, *, is_meant: bool = False) -> Plan:

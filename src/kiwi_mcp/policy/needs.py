@@ -53,6 +53,18 @@ _MOST_KEPT = 256
 _UNSEARCHED = (".git", ".hg")
 """Large folders without files of the owner."""
 _SPECIAL = lazy_pattern(r"([*?[])")
+_LOCAL = ("localhost", "localhost.localdomain")
+_FIX = "The owner's rules are in policy.yaml of the user space; see `kiwi help policy`."
+_WORDS = {
+    "read": "read",
+    "write": "change",
+    "hosts": "reach",
+    "commands": "start",
+    "client": "ask the clients that call it for",
+    "sockets": "make sockets of the kind",
+}
+_DATA = frozenset({".db", ".sqlite", ".sqlite3", ".duckdb", ".jsonl", ".log"})
+"""The endings of files that a program changes."""
 
 
 class TooMany(Exception):
@@ -171,10 +183,6 @@ def _plain_part(pattern: str) -> tuple[str, list[str]]:
     names = pattern.split("/")
     plain = next((place for place, name in enumerate(names) if not is_plain(name)), len(names))
     return "/".join(names[:plain]) or "/", names[plain:]
-
-
-_LOCAL = ("localhost", "localhost.localdomain")
-_FIX = "The owner's rules are in policy.yaml of the user space; see `kiwi help policy`."
 
 
 class ProcessAccess(Struct, frozen=True):
@@ -438,16 +446,6 @@ def _denied(kind: ResourceKind, path: str, rule: str, grant: str) -> PolicyDenie
     )
 
 
-_WORDS = {
-    "read": "read",
-    "write": "change",
-    "hosts": "reach",
-    "commands": "start",
-    "client": "ask the clients that call it for",
-    "sockets": "make sockets of the kind",
-}
-
-
 def with_needs(manifest: JsonObject, *needs: Needs) -> JsonObject:
     """Return a manifest that declares these needs besides its own."""
     found = together((Needs.from_json(manifest.get("needs")), *needs)).to_json()
@@ -458,10 +456,6 @@ def needs_text(needs: Needs) -> str:
     """Return needs in words, for the end of a sentence; nothing where there are none."""
     response = [f"{verb} {', '.join(asked)}" for word, verb in _WORDS.items() if (asked := getattr(needs, word))]
     return f"; it may {' and '.join(response)}" if response else ""
-
-
-_DATA = frozenset({".db", ".sqlite", ".sqlite3", ".duckdb", ".jsonl", ".log"})
-"""The endings of files that a program changes."""
 
 
 def needs_named(config: JsonObject, issues: list[Issue], *, server: str = "NAME", project: Path | None = None) -> Needs:

@@ -43,6 +43,21 @@ NAMED = ("verbs", "items", "hosts", "commands", "variables", "spawn")
 """The keys with rules about names."""
 WORDS = (*NAMED, "files", "conditions")
 _FILE_WORDS = ("read", "write")
+_FileState: TypeAlias = tuple[int, ...]
+_RACY_NS = 50_000_000
+SYSTEM_FOLDER = "/etc/kiwi"
+_DEPLOYMENT_NAME = "deployment.yaml"
+_DEPLOYMENT_KINDS = ("local", "managed")
+_deployments: dict[Path, tuple[_FileState, Deployment]] = {}
+FILE_NAME = OWNER_POLICY
+_POLICY_KEYS = (*WORDS, "roots", "checkpoint", "actors", "spending")
+_policies: dict[str, tuple[_FileState | None, Policy]] = {}
+P = ParamSpec("P")
+T = TypeVar("T")
+_PRINCIPALS_KEPT = 1_000
+"""How many principals have their rights in memory."""
+_LOCKED = replace(empty_grant("`auth_mode: locked` of config.yaml"), verbs=ALL)
+"""No item runs in anyone's name; what is not an item, such as a look at the audit log, is left to the other rules."""
 
 
 def read_grant(written: JsonObject, name: str, place: str, issues: list[Issue], start: Grant) -> Grant:
@@ -88,10 +103,6 @@ def _rules(place: str, written: Json, issues: list[Issue], start: Rules) -> Rule
     return Rules(allow, texts(f"{place}.deny", rules.get("deny"), issues))
 
 
-_FileState: TypeAlias = tuple[int, ...]
-_RACY_NS = 50_000_000
-
-
 def _state_of(found: os.stat_result) -> _FileState:
     """Return what tells two states of a file apart; nothing is equal to that of a file which was just written.
 
@@ -105,13 +116,12 @@ def _state_of(found: os.stat_result) -> _FileState:
 def rule_files(user: Path) -> Sequence[str]:
     """Return the files with the rules for a user: their policy, their config, and the deployments of this machine."""
     named = os.environ.get("KIWI_DEPLOYMENT")
-    return (f"{user}/{FILE_NAME}", f"{user}/{CONFIG}", f"{SYSTEM_FOLDER}/{_NAME}", *([named] if named else []))
-
-
-SYSTEM_FOLDER = "/etc/kiwi"
-_NAME = "deployment.yaml"
-_KINDS = ("local", "managed")
-_deployments: dict[Path, tuple[_FileState, Deployment]] = {}
+    return (
+        f"{user}/{FILE_NAME}",
+        f"{user}/{CONFIG}",
+        f"{SYSTEM_FOLDER}/{_DEPLOYMENT_NAME}",
+        *([named] if named else []),
+    )
 
 
 class Deployment(Struct, frozen=True):
@@ -125,7 +135,7 @@ class Deployment(Struct, frozen=True):
 def deployments() -> tuple[Deployment, ...]:
     """Return the deployments that hold on this machine; all of them do, so that a file more only takes away."""
     # On most machines there is not even the folder, and that is quickly seen on the way of every call.
-    files = [Path(SYSTEM_FOLDER, _NAME)] if os.access(SYSTEM_FOLDER, os.F_OK) else []
+    files = [Path(SYSTEM_FOLDER, _DEPLOYMENT_NAME)] if os.access(SYSTEM_FOLDER, os.F_OK) else []
     if named := os.environ.get("KIWI_DEPLOYMENT"):
         files.append(Path(named))
     return tuple(one for path in files if (one := _at(path)) is not None and one.is_managed)
@@ -157,7 +167,7 @@ def _at(path: Path) -> Deployment | None:
         if known is None or known[0] != state:
             known = _deployments[path] = state, _parse_deployment(path)
     except FileNotFoundError:
-        if path == Path(SYSTEM_FOLDER, _NAME) and not path.is_symlink():
+        if path == Path(SYSTEM_FOLDER, _DEPLOYMENT_NAME) and not path.is_symlink():
             return None
         raise _unreadable_deployment(path, "it is not there") from None  # the file is expected to contain rules
     except (OSError, UnicodeDecodeError) as error:
@@ -169,8 +179,8 @@ def _parse_deployment(path: Path) -> Deployment:
     value = read_yaml(path.read_text(encoding="utf-8"), what=path.name).value
     written, issues = as_object(value), [*unknown_words(value, ("deployment", "items", "floor"), "")]
     kind, floor = written.get("deployment"), written.get("floor")
-    if kind not in _KINDS:
-        issues.append(Issue("deployment", "does not say which", f"Write one of: {', '.join(_KINDS)}."))
+    if kind not in _DEPLOYMENT_KINDS:
+        issues.append(Issue("deployment", "does not say which", f"Write one of: {', '.join(_DEPLOYMENT_KINDS)}."))
     if floor is not None and floor not in LEVELS:
         issues.append(Issue("floor", "is not a level of isolation", f"Write one of: {', '.join(LEVELS)}."))
     grant = read_grant(written, f"the deployment ({path.name})", "", issues, Grant(is_whole=True))
@@ -181,16 +191,10 @@ def _parse_deployment(path: Path) -> Deployment:
 
 
 def _unreadable_deployment(path: Path, reason: str) -> InvalidManifest:
-    is_named = path != Path(SYSTEM_FOLDER, _NAME)
+    is_named = path != Path(SYSTEM_FOLDER, _DEPLOYMENT_NAME)
     fix = "Fix it, or unset KIWI_DEPLOYMENT." if is_named else "Ask the administrator of this machine to fix it."
     issue = Issue("", f"cannot be read: {reason}", fix)
     return InvalidManifest(f"The deployment {path}", [issue])
-
-
-FILE_NAME = OWNER_POLICY
-_POLICY_KEYS = (*WORDS, "roots", "checkpoint", "actors", "spending")
-
-_policies: dict[str, tuple[_FileState | None, Policy]] = {}
 
 
 class Policy(Struct, frozen=True):
@@ -286,12 +290,6 @@ def _unreadable(error: Exception) -> InvalidManifest:
     return InvalidManifest(f"The owner's {FILE_NAME}", [issue])
 
 
-P = ParamSpec("P")
-T = TypeVar("T")
-_KEPT = 1_000
-"""How many principals have their rights in memory."""
-
-
 class Authority(Protocol):
     """Decides about every use. What it raises is a refusal."""
 
@@ -334,14 +332,10 @@ class OwnerAuthority:
             return known[2]
         generation = watch.watch(rule_files(self._user))  # then the files are read
         rights = rights_of(self._user, identity)
-        if len(self._rights) >= _KEPT:
+        if len(self._rights) >= _PRINCIPALS_KEPT:
             self._rights.clear()
         self._rights[identity] = (generation, deployment, rights)
         return rights
-
-
-_LOCKED = replace(empty_grant("`auth_mode: locked` of config.yaml"), verbs=ALL)
-"""No item runs in anyone's name; what is not an item, such as a look at the audit log, is left to the other rules."""
 
 
 def rights_of(user: Path, identity: Principal = OWNER) -> Rights:

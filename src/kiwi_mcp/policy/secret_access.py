@@ -19,14 +19,12 @@ STORE = "the store of secrets"
 """Where `why` says that a stored secret comes from."""
 _DOUBTFUL: frozenset[Provenance] = frozenset({"model_written", "unknown"})
 """Items of these origins get variables only through a grant, and a change of such an item ends its grants."""
+_vaults: dict[Path, SecretStore] = {}
 
 
 def vault_folder(user: Path) -> Path:
     """Return the folder of the store of secrets."""
     return user / "state" / "secrets"
-
-
-_vaults: dict[Path, SecretStore] = {}
 
 
 def vault_of(user: Path) -> SecretStore | None:

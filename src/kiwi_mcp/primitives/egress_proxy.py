@@ -30,6 +30,49 @@ ALERT = b"\x15\x03\x03\x00\x02\x02\x70"
 """The alert `unrecognized_name`: the server name of the client was not accepted."""
 _CLIENT_HELLO, _SERVER_NAME, _HOST_NAME = 1, 0, 0
 _RECORD, _LARGEST = 16_640, 65_536
+PIECE = 65_536
+"""How much is passed on at once, in bytes."""
+Pieces: TypeAlias = Callable[[StreamReader], AsyncIterator[bytes]]
+_LINE = lazy_pattern(r"([A-Za-z]{1,32}) ([\x21-\x7e]+) HTTP/1\.[01]")
+_HEADER = lazy_pattern(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
+_ABSOLUTE = lazy_pattern(r"http://([^/?#]*)((?:[/?][^#]*)?)", re.IGNORECASE)
+_PORT = lazy_pattern(r"(.*?)(?::([0-9]{1,5}))?")
+_BRACKETED = lazy_pattern(r"(\[[^\[\]]*\])(?::([0-9]{1,5}))?")
+_CHUNK = lazy_pattern(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
+_HOP = frozenset(
+    {"host", "connection", "proxy-connection", "proxy-authorization", "keep-alive", "te", "trailer", "upgrade"}
+)
+_HTTP, _HTTPS = 80, 443
+_LAST_PORT = 65_535
+Headers = Sequence[tuple[str, str]]
+_BAD_REQUEST, _TIMEOUT, _HEAD_TOO_LARGE = 400, 408, 431
+_PHRASES = {
+    _BAD_REQUEST: "Bad Request",
+    403: "Forbidden",
+    404: "Not Found",
+    _TIMEOUT: "Request Timeout",
+    409: "Conflict",
+    413: "Request Entity Too Large",
+    422: "Unprocessable Entity",
+    429: "Too Many Requests",
+    _HEAD_TOO_LARGE: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    502: "Bad Gateway",
+    503: "Service Unavailable",
+    504: "Gateway Timeout",
+}
+"""The reason phrases of the statuses that are answered; `http.HTTPStatus` would take milliseconds to load."""
+# SOCKS 5: methods, commands, kinds of addresses, and replies.
+SOCKS_5 = b"\x05"
+_NO_LOGIN, _NO_METHOD = 0x00, 0xFF
+_CONNECT = 1
+_V4, _NAME, _V6 = 1, 3, 4
+_DONE, _DENIED, _UNREACHABLE, _NO_COMMAND, _NO_KIND = 0, 2, 4, 7, 8
+TASK = "kiwi-egress"
+"""The name of the task that accepts connections."""
+_LINGER = 1.0
+OUTSIDE = Lookup()
+"""The network of this machine, as requests of `http_client` find it."""
 
 
 class Malformed(ValueError):
@@ -92,12 +135,6 @@ def _has_more(data: BytesIO) -> bool:
     return data.tell() < data.getbuffer().nbytes
 
 
-PIECE = 65_536
-"""How much is passed on at once, in bytes."""
-
-Pieces: TypeAlias = Callable[[StreamReader], AsyncIterator[bytes]]
-
-
 class BadProxyRequest(Exception):
     """The bytes received are not a valid request. `answer` is the response to the client."""
 
@@ -136,21 +173,6 @@ def refused(host: str, port: int, reason: str) -> AddressDenied:
         port=port,
         reason=reason,
     )
-
-
-_LINE = lazy_pattern(r"([A-Za-z]{1,32}) ([\x21-\x7e]+) HTTP/1\.[01]")
-_HEADER = lazy_pattern(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
-_ABSOLUTE = lazy_pattern(r"http://([^/?#]*)((?:[/?][^#]*)?)", re.IGNORECASE)
-_PORT = lazy_pattern(r"(.*?)(?::([0-9]{1,5}))?")
-_BRACKETED = lazy_pattern(r"(\[[^\[\]]*\])(?::([0-9]{1,5}))?")
-_CHUNK = lazy_pattern(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
-_HOP = frozenset(
-    {"host", "connection", "proxy-connection", "proxy-authorization", "keep-alive", "te", "trailer", "upgrade"}
-)
-_HTTP, _HTTPS = 80, 443
-_LAST_PORT = 65_535
-
-Headers = Sequence[tuple[str, str]]
 
 
 async def read_http_request(reader: StreamReader, first: bytes) -> ProxyRequest:
@@ -302,25 +324,6 @@ async def _chunks(reader: StreamReader) -> AsyncIterator[bytes]:
     yield b"0\r\n\r\n"
 
 
-_BAD_REQUEST, _TIMEOUT, _HEAD_TOO_LARGE = 400, 408, 431
-_PHRASES = {
-    _BAD_REQUEST: "Bad Request",
-    403: "Forbidden",
-    404: "Not Found",
-    _TIMEOUT: "Request Timeout",
-    409: "Conflict",
-    413: "Request Entity Too Large",
-    422: "Unprocessable Entity",
-    429: "Too Many Requests",
-    _HEAD_TOO_LARGE: "Request Header Fields Too Large",
-    500: "Internal Server Error",
-    502: "Bad Gateway",
-    503: "Service Unavailable",
-    504: "Gateway Timeout",
-}
-"""The reason phrases of the statuses that are answered; `http.HTTPStatus` would take milliseconds to load."""
-
-
 def _unfit(status: int, reason: str) -> BadProxyRequest:
     return BadProxyRequest(
         _answer(status, {"error": _PHRASES[status], "code": "proxy_misused", "message": f"{reason}."})
@@ -333,23 +336,16 @@ def _answer(status: int, answer: JsonObject) -> bytes:
     return f"{head}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
 
 
-VERSION = b"\x05"
-_NO_LOGIN, _NO_METHOD = 0x00, 0xFF
-_CONNECT = 1
-_V4, _NAME, _V6 = 1, 3, 4
-_DONE, _DENIED, _UNREACHABLE, _NO_COMMAND, _NO_KIND = 0, 2, 4, 7, 8
-
-
 async def read_socks_request(reader: StreamReader, writer: StreamWriter) -> ProxyRequest:
     """Return the request of a client. Its first byte was read already."""
     methods = await reader.readexactly((await reader.readexactly(1))[0])
     method = _NO_LOGIN if _NO_LOGIN in methods else _NO_METHOD
-    writer.write(VERSION + bytes([method]))
+    writer.write(SOCKS_5 + bytes([method]))
     await writer.drain()
     if method == _NO_METHOD:
         raise BadProxyRequest(b"")
     version, command, _, kind = await reader.readexactly(4)
-    if version != VERSION[0] or command != _CONNECT:
+    if version != SOCKS_5[0] or command != _CONNECT:
         raise BadProxyRequest(_reply(_NO_COMMAND))
     if kind in {_V4, _V6}:
         host = str(ip_address(await reader.readexactly(4 if kind == _V4 else 16)))
@@ -366,7 +362,7 @@ def _refusal(fault: KiwiError) -> bytes:
 
 
 def _reply(code: int) -> bytes:
-    return VERSION + bytes([code, 0, _V4, 0, 0, 0, 0, 0, 0])
+    return SOCKS_5 + bytes([code, 0, _V4, 0, 0, 0, 0, 0, 0])
 
 
 class ProxyLimits(Struct, frozen=True):
@@ -397,12 +393,7 @@ async def streams(connected: socket.socket, limit: int) -> tuple[StreamReader, S
         raise
 
 
-TASK = "kiwi-egress"
-"""The name of the task that accepts connections."""
-_LINGER = 1.0
 CAPS = ProxyLimits()
-OUTSIDE = Lookup()
-"""The network of this machine, as requests of `http_client` find it."""
 
 
 @asynccontextmanager
@@ -487,7 +478,7 @@ class Proxy:
             try:
                 async with asyncio.timeout(self._caps.head_seconds):
                     first = await reader.readexactly(1)
-                    is_socks = first == VERSION
+                    is_socks = first == SOCKS_5
                     asked = await (read_socks_request(reader, writer) if is_socks else read_http_request(reader, first))
                 server = await self._connected(asked)
             except BadProxyRequest as fault:

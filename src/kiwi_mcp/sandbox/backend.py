@@ -24,6 +24,34 @@ from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.sandbox.levels import FOLDER, demands, meaning, offers, read_data
 
+_REMEDIES = {
+    "No permissions to creat": "This system does not let ordinary users make user namespaces. On Ubuntu, give "
+    "bubblewrap an AppArmor profile that allows `userns`; in a container, allow `clone` and `unshare` with "
+    "CLONE_NEWUSER in its seccomp profile; on Debian, set `kernel.unprivileged_userns_clone=1`.",
+    "nesting depth or": "The number of namespaces is limited here. Raise `user.max_user_namespaces` and its kin, or "
+    "start Kiwi outside of the sandbox that it runs in.",
+    "Can't mount proc": "Parts of /proc are masked here, as container engines do, so no new one can be mounted. Start "
+    "the container with an unmasked /proc, or run Kiwi outside of it.",
+    "Unknown option": "This bubblewrap is too old. Install the security update of August 2024, with which it learned "
+    "`--bind-fd`, or a newer release.",
+    "Race condition": "A granted folder was exchanged while the process was being started. Look at who does so.",
+    "setting up uid map": "The user namespace could not be given its users. Look whether another sandbox or security "
+    "module restricts it.",
+}
+_OTHERWISE = "Run it again: the sandbox is tested anew first, and `kiwi doctor` tells then what was found."
+_Known: TypeAlias = dict[str, frozenset[str]]
+"""The properties that self-tests have shown, by the key of backend and machine."""
+_FILE = "isolation.json"
+_LARGEST = 65_536
+_GROUPED = frozenset({"mem_limit", "cpu_limit"})
+_CPUS = (0.5, 0.5, 0.2, 0.05)
+"""The share of a processor at each try of a self-test: on a busy machine no process gets as much as a large one."""
+_NO_LIMITS = (
+    "Kiwi cannot limit the memory and the processors of all processes of a tool together: it can make no control "
+    "groups here, and its watchdog cannot see the processes. Start Kiwi where control groups are delegated to it. "
+    "If you wrote the tool, sign it: `kiwi sign NAME`."
+)
+
 
 def began(_: ProcessExit) -> None:
     """Take it that a process without a launcher has begun: nothing stands between its start and itself."""
@@ -116,23 +144,6 @@ class NoSandbox:
         yield Launch(spec)
 
 
-_REMEDIES = {
-    "No permissions to creat": "This system does not let ordinary users make user namespaces. On Ubuntu, give "
-    "bubblewrap an AppArmor profile that allows `userns`; in a container, allow `clone` and `unshare` with "
-    "CLONE_NEWUSER in its seccomp profile; on Debian, set `kernel.unprivileged_userns_clone=1`.",
-    "nesting depth or": "The number of namespaces is limited here. Raise `user.max_user_namespaces` and its kin, or "
-    "start Kiwi outside of the sandbox that it runs in.",
-    "Can't mount proc": "Parts of /proc are masked here, as container engines do, so no new one can be mounted. Start "
-    "the container with an unmasked /proc, or run Kiwi outside of it.",
-    "Unknown option": "This bubblewrap is too old. Install the security update of August 2024, with which it learned "
-    "`--bind-fd`, or a newer release.",
-    "Race condition": "A granted folder was exchanged while the process was being started. Look at who does so.",
-    "setting up uid map": "The user namespace could not be given its users. Look whether another sandbox or security "
-    "module restricts it.",
-}
-_OTHERWISE = "Run it again: the sandbox is tested anew first, and `kiwi doctor` tells then what was found."
-
-
 def failed(backend: str, said: bytes) -> IsolationUnavailable:
     """Return the error of a launcher that ended before the tool began."""
     complaint = said.decode(errors="replace").strip()[-400:]
@@ -154,20 +165,6 @@ def ungrantable(path: str, reason: str, suggestion: str) -> IsolationUnavailable
     return IsolationUnavailable(
         f"The path {path!r} cannot be given to a sandbox: {reason}.", suggestion=suggestion, path=path
     )
-
-
-_Known: TypeAlias = dict[str, frozenset[str]]
-"""The properties that self-tests have shown, by the key of backend and machine."""
-_FILE = "isolation.json"
-_LARGEST = 65_536
-_GROUPED = frozenset({"mem_limit", "cpu_limit"})
-_CPUS = (0.5, 0.5, 0.2, 0.05)
-"""The share of a processor at each try of a self-test: on a busy machine no process gets as much as a large one."""
-_NO_LIMITS = (
-    "Kiwi cannot limit the memory and the processors of all processes of a tool together: it can make no control "
-    "groups here, and its watchdog cannot see the processes. Start Kiwi where control groups are delegated to it. "
-    "If you wrote the tool, sign it: `kiwi sign NAME`."
-)
 
 
 class BackendReport(Struct, frozen=True):

@@ -63,6 +63,25 @@ from kiwi_mcp.sandbox.root_launcher import ROOT, STAGED, open_root_launcher
 from kiwi_mcp.sandbox.seccomp import AF_UNIX, filter_program, is_supported
 
 _TOLD = 4_096
+_PIPE = 65_536
+"""The capacity of a pipe without a reader, in bytes."""
+_FIRST = re.compile(rb'"child-pid"\s*:\s*([1-9]\d*)')
+_STARTED = b'"exit-code"'
+"""What the launcher reports at the end, if it got as far as starting the command."""
+_INTERNET = (2, 10)
+"""The families of sockets that a process with a proxy makes: IPv4 and IPv6. Their numbers are the kernel's own."""
+UNPRIVILEGED_ID = 65_117
+"""The user that sandboxes run as when Kiwi itself is started as root: a number that systems give to no account.
+
+Several services share the account `nobody`. They could send signals to any process with the same number.
+"""
+_INSTALL = "install bubblewrap (`apt-get install bubblewrap`, `dnf install bubblewrap`)"
+_STAGED = ("--dev-bind", ROOT, "/", "--proc", "/proc")
+"""Lets the launcher take the file system that has been laid out."""
+_ROOMS = (
+    *("--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"),
+    *("--die-with-parent", "--new-session", "--hostname", "kiwi", "--uid", USER, "--gid", USER),
+)
 
 
 def count_at(gate: StartGate, most: int, keep: ExitStack, _: int) -> None:
@@ -83,15 +102,6 @@ def count_at(gate: StartGate, most: int, keep: ExitStack, _: int) -> None:
 
     loop.add_reader(gate.child_info, listen)
     keep.callback(stop_listening)
-
-
-_PIPE = 65_536
-"""The capacity of a pipe without a reader, in bytes."""
-_FIRST = re.compile(rb'"child-pid"\s*:\s*([1-9]\d*)')
-_STARTED = b'"exit-code"'
-"""What the launcher reports at the end, if it got as far as starting the command."""
-_INTERNET = (2, 10)
-"""The families of sockets that a process with a proxy makes: IPv4 and IPv6. Their numbers are the kernel's own."""
 
 
 class Instructions:
@@ -169,21 +179,6 @@ def _stop_reason(watches: Iterable[Callable[[], str]]) -> str:
 
 def _say(writing: int) -> None:
     os.write(writing, b"\n")
-
-
-UNPRIVILEGED_ID = 65_117
-"""The user that sandboxes run as when Kiwi itself is started as root: a number that systems give to no account.
-
-Several services share the account `nobody`. They could send signals to any process with the same number.
-"""
-
-_INSTALL = "install bubblewrap (`apt-get install bubblewrap`, `dnf install bubblewrap`)"
-_STAGED = ("--dev-bind", ROOT, "/", "--proc", "/proc")
-"""Lets the launcher take the file system that has been laid out."""
-_ROOMS = (
-    *("--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"),
-    *("--die-with-parent", "--new-session", "--hostname", "kiwi", "--uid", USER, "--gid", USER),
-)
 
 
 class Bubblewrap(Struct, frozen=True):

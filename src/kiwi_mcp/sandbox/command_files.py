@@ -23,6 +23,17 @@ FOLDERS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/local/bin", "/run/cur
 _OTHERS_WRITE = S_IWGRP | S_IWOTH
 _MOST_STEPS = 16
 _LONGEST_LINE = 256
+_MODULES = "node_modules"
+_INTERPRETER = lazy_pattern(
+    r"(?:python|pypy)[\d.]*|node|nodejs|deno|bun|tsx|ts-node|ruby|perl|php|java|dotnet|lua|Rscript|uv|(?:ba|da|k|z)?sh"
+)
+_CODE = (
+    (lazy_pattern(r"(?:ba|da|k|z)?sh"), lazy_pattern(r"-[A-Za-z]*c[A-Za-z]*")),
+    (lazy_pattern(r"(?:python|pypy)[\d.]*|uv"), lazy_pattern(r"-[bBdEiIOPqsSuvx]*[cm].*", re.DOTALL)),
+    (lazy_pattern(r"php"), lazy_pattern(r"-[rBRE].*", re.DOTALL)),
+    (lazy_pattern(r".+"), lazy_pattern(r"-[A-Za-z]{0,3}[ceEmp]|-[ceEm].+|--(?:eval|print)(?:=.*)?", re.DOTALL)),
+)
+"""By program, the options that are followed by code or a module name: no argument is the script file then."""
 
 
 def find_launcher(name: str, folders: Sequence[str] = FOLDERS) -> str | None:
@@ -137,19 +148,6 @@ def _is_opened(prefix: Path, around: ProgramFolders) -> bool:
 def is_in_any(path: Path, folders: Iterable[str]) -> bool:
     """Whether a path is one of some folders, or is in one."""
     return any(path.is_relative_to(folder) for folder in folders)
-
-
-_MODULES = "node_modules"
-_INTERPRETER = lazy_pattern(
-    r"(?:python|pypy)[\d.]*|node|nodejs|deno|bun|tsx|ts-node|ruby|perl|php|java|dotnet|lua|Rscript|uv|(?:ba|da|k|z)?sh"
-)
-_CODE = (
-    (lazy_pattern(r"(?:ba|da|k|z)?sh"), lazy_pattern(r"-[A-Za-z]*c[A-Za-z]*")),
-    (lazy_pattern(r"(?:python|pypy)[\d.]*|uv"), lazy_pattern(r"-[bBdEiIOPqsSuvx]*[cm].*", re.DOTALL)),
-    (lazy_pattern(r"php"), lazy_pattern(r"-[rBRE].*", re.DOTALL)),
-    (lazy_pattern(r".+"), lazy_pattern(r"-[A-Za-z]{0,3}[ceEmp]|-[ceEm].+|--(?:eval|print)(?:=.*)?", re.DOTALL)),
-)
-"""By program, the options that are followed by code or a module name: no argument is the script file then."""
 
 
 class CommandFiles(Struct, frozen=True):

@@ -17,6 +17,10 @@ from kiwi_mcp.domain.json import JsonObject, as_object
 
 FOLDER = data.FOLDER / "isolation"
 """Where the data on isolation are."""
+HOME = "/tmp/home"  # noqa: S108 - a path inside the sandbox, in a folder of its own
+TMP = "/tmp"  # noqa: S108 - likewise
+USER = "1000"
+"""The number of the user and the group that a confined process takes itself for."""
 
 
 class LevelRequirements(Struct, frozen=True):
@@ -76,12 +80,6 @@ def floor(origin: str) -> Level:
 def meaning(prop: str) -> str:
     """Return the description of a property."""
     return _levels().properties.get(prop, prop)
-
-
-HOME = "/tmp/home"  # noqa: S108 - a path inside the sandbox, in a folder of its own
-TMP = "/tmp"  # noqa: S108 - likewise
-USER = "1000"
-"""The number of the user and the group that a confined process takes itself for."""
 
 
 class BaseData(Struct, frozen=True):

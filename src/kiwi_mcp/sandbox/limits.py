@@ -23,6 +23,31 @@ _PATIENCE = 1.0
 """How long a process may take to become its user, and the kernel to release an ended one, in seconds."""
 _ADDRESSES = 64
 """How many times its memory a process may reserve of addresses: interpreters reserve far more than they use."""
+_BLOCK = 512
+"""The unit of `st_blocks`, regardless of the block size of the file system."""
+_MOST_SEEN = 1_000_000
+"""How many files are gone through before what cannot be counted is taken for too much."""
+_PAUSE, _SHARE = 1.0, 20
+"""The pause between two scans of the folders: a second, or `_SHARE` times the duration of a scan if that is longer."""
+_STEPS = 4
+"""If other processes used the free space, scan again after a further `1 / _STEPS` of the quota is used."""
+CONTROLLERS = ("memory", "cpu", "pids")
+ROOT = Path("/sys/fs/cgroup")
+PREFIX = "kiwi-"
+"""What the name of every group of Kiwi's begins with; the number of the process that made it comes next."""
+_PERIOD = 100_000
+_QUOTA = "cpu.cfs_quota_us"
+ALL = str(_PERIOD * 10_000)
+"""More than there is, and not no quota: with the first one of a machine, and without the last, the kernel changes its
+own code."""
+DENIED_CALLS = ("memfd_create", "shmget", "sched_setaffinity")
+"""Memory that belongs to no process, and the way out of the chosen processors."""
+_AGAIN = 0.01
+"""A process that is about to start a program shares its memory with the child, which is counted twice for a moment."""
+_EXACT_EVERY, _EXACT_EVERY_WIDE = 20, 4
+"""How many looks there are to an exact one; fewer if more addresses than the limit are mapped and not resident."""
+_SHARED_NAME = b" /dev/zero (deleted)\n"
+"""How the kernel names shared anonymous memory in the mappings of a process."""
 
 
 def start_limited(limits: ResourceLimits, spawn: Callable[[], T], /) -> T:
@@ -75,16 +100,6 @@ def limit_process(pid: int, limits: ResourceLimits) -> None:
             # One that is stricter already cannot be raised, and need not be.
             least = most if ceiling == resource.RLIM_INFINITY else min(most, ceiling)
             resource.prlimit(pid, kind, (least, least))
-
-
-_BLOCK = 512
-"""The unit of `st_blocks`, regardless of the block size of the file system."""
-_MOST_SEEN = 1_000_000
-"""How many files are gone through before what cannot be counted is taken for too much."""
-_PAUSE, _SHARE = 1.0, 20
-"""The pause between two scans of the folders: a second, or `_SHARE` times the duration of a scan if that is longer."""
-_STEPS = 4
-"""If other processes used the free space, scan again after a further `1 / _STEPS` of the quota is used."""
 
 
 def quota(folders: Sequence[str], limits: ResourceLimits) -> Callable[[], str] | None:
@@ -161,17 +176,6 @@ def _states(paths: Sequence[str]) -> Iterator[os.stat_result]:
             yield state
             if S_ISDIR(state.st_mode):
                 waiting += path.iterdir()
-
-
-CONTROLLERS = ("memory", "cpu", "pids")
-ROOT = Path("/sys/fs/cgroup")
-PREFIX = "kiwi-"
-"""What the name of every group of Kiwi's begins with; the number of the process that made it comes next."""
-_PERIOD = 100_000
-_QUOTA = "cpu.cfs_quota_us"
-ALL = str(_PERIOD * 10_000)
-"""More than there is, and not no quota: with the first one of a machine, and without the last, the kernel changes its
-own code."""
 
 
 class CgroupParent(Struct, frozen=True):
@@ -323,16 +327,6 @@ def _places(own: Path) -> Mapping[str, str]:
         return {}
     rows = (line.split(":", 2) for line in lines if line.count(":") > 1)
     return {controller: path for _, controllers, path in rows for controller in controllers.split(",")}
-
-
-DENIED_CALLS = ("memfd_create", "shmget", "sched_setaffinity")
-"""Memory that belongs to no process, and the way out of the chosen processors."""
-_AGAIN = 0.01
-"""A process that is about to start a program shares its memory with the child, which is counted twice for a moment."""
-_EXACT_EVERY, _EXACT_EVERY_WIDE = 20, 4
-"""How many looks there are to an exact one; fewer if more addresses than the limit are mapped and not resident."""
-_SHARED_NAME = b" /dev/zero (deleted)\n"
-"""How the kernel names shared anonymous memory in the mappings of a process."""
 
 
 def start_pinned(limits: ResourceLimits, start: Callable[[], T]) -> T:

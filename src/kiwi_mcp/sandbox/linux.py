@@ -27,6 +27,14 @@ _SETGROUPS, _SETRESUID, _SETRESGID = (159, 147, 149) if machine() == "aarch64" e
 _libc = ctypes.CDLL(None, use_errno=True)
 _text = ctypes.c_char_p
 _EMPTY = _text(b"")
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_VERSION, _PATH_BENEATH, _PR_SET_NO_NEW_PRIVS = 1, 1, 38
+_LEAST = 3
+"""The first version of the kernel's interface by which files cannot be emptied either."""
+_WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
+_TO_A_FILE = _WRITE_FILE | _TRUNCATE
+# Removing and making entries of every kind (bits 4 to 12), and moving them between folders.
+_TO_A_FOLDER = _TO_A_FILE | 0x1FF0 | 1 << 13
 
 
 def open_beneath(folder: int, path: str, flags: int) -> int:
@@ -102,16 +110,6 @@ def as_user(user: int) -> Iterator[None]:
     finally:
         _checked(_libc.syscall(_SETRESUID, 0, 0, 0))
         _checked(_libc.syscall(_SETRESGID, 0, 0, 0))
-
-
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_VERSION, _PATH_BENEATH, _PR_SET_NO_NEW_PRIVS = 1, 1, 38
-_LEAST = 3
-"""The first version of the kernel's interface by which files cannot be emptied either."""
-_WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
-_TO_A_FILE = _WRITE_FILE | _TRUNCATE
-# Removing and making entries of every kind (bits 4 to 12), and moving them between folders.
-_TO_A_FOLDER = _TO_A_FILE | 0x1FF0 | 1 << 13
 
 
 def is_there() -> bool:

@@ -40,6 +40,16 @@ _REASONS = {
     errno.EACCES: "this user may not go there",
     errno.ENOSYS: "this kernel cannot open paths without following links; it must be Linux 5.6 or newer",
 }
+# What the C library itself distrusts in programs with more rights than their caller: code or files named in them are
+# loaded by every program that starts, the launcher outside of the sandbox included.
+_STEERING = lazy_pattern(
+    r"(?:LD|MALLOC|GLIBC|DYLD)_.*|GCONV_PATH|GETCONF_DIR|HOSTALIASES|LOCALDOMAIN|LOCPATH|NIS_PATH|NLSPATH"
+    r"|RESOLV_HOST_CONF|RES_OPTIONS|TZDIR|OUTPUT_CHARSET|LANGUAGE"
+)
+_MOST_SEARCHED = 200_000
+_TIME = 0
+_TRIES, _PAUSE = 100, 0.002
+"""How often and how long, in seconds, the removal of placeholders by another process is waited for."""
 
 
 class OpenedGrant(Struct, frozen=True):
@@ -254,14 +264,6 @@ def refuse_hosts(profile: SandboxProfile) -> None:
         )
 
 
-# What the C library itself distrusts in programs with more rights than their caller: code or files named in them are
-# loaded by every program that starts, the launcher outside of the sandbox included.
-_STEERING = lazy_pattern(
-    r"(?:LD|MALLOC|GLIBC|DYLD)_.*|GCONV_PATH|GETCONF_DIR|HOSTALIASES|LOCALDOMAIN|LOCPATH|NIS_PATH|NLSPATH"
-    r"|RESOLV_HOST_CONF|RES_OPTIONS|TZDIR|OUTPUT_CHARSET|LANGUAGE"
-)
-
-
 def split_environment(env: Mapping[str, str]) -> tuple[Mapping[str, str], Mapping[str, str]]:
     """Return the variables that the launcher passes on, and those that it sets inside without having them itself."""
     passed: dict[str, str] = {}
@@ -346,9 +348,6 @@ def _secrets(roots: Sequence[str]) -> Iterator[str]:
             yield from (f"{root}/{name}" for name in os.listdir(root) if name == ".env" or name.startswith(".env."))  # noqa: PTH208 - as above
 
 
-_MOST_SEARCHED = 200_000
-
-
 def refuse_sockets(folder: str, fix: str) -> None:
     """Refuse a folder with a socket in it: a process that may make Unix sockets could connect to that program."""
     folders, count = [folder], 0
@@ -364,11 +363,6 @@ def refuse_sockets(folder: str, fix: str) -> None:
                         raise ungrantable(folder, f"{entry.path} is a socket of another program", fix)
         if count > _MOST_SEARCHED:
             raise ungrantable(folder, "it has too many files to look for sockets of other programs in it", fix)
-
-
-_TIME = 0
-_TRIES, _PAUSE = 100, 0.002
-"""How often and how long, in seconds, the removal of placeholders by another process is waited for."""
 
 
 def is_placeholder(path: str) -> bool:

@@ -23,6 +23,17 @@ from kiwi_mcp.sandbox.process_setup import open_grants
 
 _OPEN_TO_ALL = ("/dev/full", "/dev/null", "/dev/ptmx", "/dev/pts", "/dev/shm", "/dev/tty", "/dev/zero")  # noqa: S108 - memory and terminals, which programs expect
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# The first parameter is a file of the user's own, so that nothing but the restriction keeps it from being changed.
+_SELF_TEST = """
+fails() { ! (eval "$1") 2>/dev/null; }
+grep -q '^NoNewPrivs:.1$' /proc/self/status && echo no_new_privs
+[ "$(ulimit -n)" = 64 ] && [ "$(ulimit -c)" = 0 ] && [ "$(ulimit -t)" = 5 ] && echo rlimits
+echo probe >"$TMPDIR/probe" && [ -w "$1" ] && cat "$1" >/dev/null && fails 'echo >>"$1"' && fails ': >"$1"' &&
+    fails 'truncate -s 0 "$1"' && fails ': >"$1.new"' && fails 'mkdir "$1.new"' && fails 'mv "$1" "$1.new"' &&
+    fails 'ln -s / "$1.new"' && fails 'mv "$TMPDIR/probe" "$1.new"' && [ ! -e "$1.new" ] && [ -e "$1" ] &&
+    echo fs_write_limited
+:
+"""
 
 
 @contextmanager
@@ -72,19 +83,6 @@ def _is_unlinked(name: str, folder: int) -> bool:
     except IsADirectoryError:
         return False
     return True
-
-
-# The first parameter is a file of the user's own, so that nothing but the restriction keeps it from being changed.
-_SELF_TEST = """
-fails() { ! (eval "$1") 2>/dev/null; }
-grep -q '^NoNewPrivs:.1$' /proc/self/status && echo no_new_privs
-[ "$(ulimit -n)" = 64 ] && [ "$(ulimit -c)" = 0 ] && [ "$(ulimit -t)" = 5 ] && echo rlimits
-echo probe >"$TMPDIR/probe" && [ -w "$1" ] && cat "$1" >/dev/null && fails 'echo >>"$1"' && fails ': >"$1"' &&
-    fails 'truncate -s 0 "$1"' && fails ': >"$1.new"' && fails 'mkdir "$1.new"' && fails 'mv "$1" "$1.new"' &&
-    fails 'ln -s / "$1.new"' && fails 'mv "$TMPDIR/probe" "$1.new"' && [ ! -e "$1.new" ] && [ -e "$1" ] &&
-    echo fs_write_limited
-:
-"""
 
 
 class Rlimits(Struct, frozen=True):

@@ -51,6 +51,10 @@ _DEVICE_LINKS = {
     "stdin": "/proc/self/fd/0",
     "stdout": "/proc/self/fd/1",
 }
+R = TypeVar("R")
+_MOST_IDLE = 4
+_lock = Lock()
+_idle: list[RootLauncher] = []
 
 
 def settle(profile: BaseFileSystem, group: Cgroup | None) -> None:
@@ -167,12 +171,6 @@ def _make_file(path: str, content: bytes = b"") -> list[str]:
     finally:
         os.close(descriptor)
     return [*made, path]
-
-
-R = TypeVar("R")
-_MOST_IDLE = 4
-_lock = Lock()
-_idle: list[RootLauncher] = []
 
 
 class _Worker(Thread):

@@ -106,6 +106,25 @@ DENIED = tuple(line.split()[0] for line in _DENIED.split("\n") if line)
 
 ABSENT = ("clone3", "openat2")
 """Calls with arguments that a filter cannot see. Programs work without them if the kernel does not have them."""
+_LOAD, _IF_EQUAL, _IF_GREATER, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
+_NUMBER, _AUDIT, _FIRST_ARGUMENT = 0, 4, 16
+_ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
+_DENY = _ERROR | EPERM
+NAMESPACES = 0x7E020000
+"""Every flag of `clone` that makes a namespace: user, pid, net, ipc, uts, cgroup and mount."""
+TYPES_INTO_TERMINAL = (0x5412, 0x541C)
+"""Requests that type into the terminal of the parent process: TIOCSTI and TIOCLINUX."""
+AF_UNIX = 1
+SETS_ID = S_ISUID | S_ISGID
+MAKES_FILE = 0o100 | 0o20000000
+"""O_CREAT and O_TMPFILE, without which the mode of `open` means nothing."""
+MODES = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mknod": 1, "mknodat": 2}
+"""Calls that set the mode of a file, and which of their arguments it is."""
+OPENS = {"open": 1, "openat": 2}
+"""Calls that may make a file, and which of their arguments says so; the mode comes after it."""
+_Instruction = tuple[int, int, int, int]
+_Block = tuple[_Instruction, ...]
+_FEW = 6
 
 
 class Machine(Struct, frozen=True):
@@ -132,28 +151,6 @@ def machine(name: str) -> Machine | None:
 def _column(index: int) -> Mapping[str, int]:
     rows = (line.split() for line in (_DENIED + _JUDGED).split("\n") if line)
     return {row[0]: int(row[index]) for row in rows if row[index] != "-"}
-
-
-_LOAD, _IF_EQUAL, _IF_GREATER, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
-_NUMBER, _AUDIT, _FIRST_ARGUMENT = 0, 4, 16
-_ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
-_DENY = _ERROR | EPERM
-NAMESPACES = 0x7E020000
-"""Every flag of `clone` that makes a namespace: user, pid, net, ipc, uts, cgroup and mount."""
-TYPES_INTO_TERMINAL = (0x5412, 0x541C)
-"""Requests that type into the terminal of the parent process: TIOCSTI and TIOCLINUX."""
-AF_UNIX = 1
-SETS_ID = S_ISUID | S_ISGID
-MAKES_FILE = 0o100 | 0o20000000
-"""O_CREAT and O_TMPFILE, without which the mode of `open` means nothing."""
-MODES = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mknod": 1, "mknodat": 2}
-"""Calls that set the mode of a file, and which of their arguments it is."""
-OPENS = {"open": 1, "openat": 2}
-"""Calls that may make a file, and which of their arguments says so; the mode comes after it."""
-
-_Instruction = tuple[int, int, int, int]
-_Block = tuple[_Instruction, ...]
-_FEW = 6
 
 
 def is_supported(machine_name: str) -> bool:

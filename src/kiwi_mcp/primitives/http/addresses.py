@@ -24,33 +24,6 @@ _NETWORKS = tuple(map(IPv4Network, ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12"
 _LABEL = lazy_pattern(r"[a-z][a-z0-9-]*")
 _ENDINGS = (".localhost", ".local", ".lan", ".internal", ".home.arpa")
 """The endings of names that only the local network assigns, so that an outside party cannot decide their address."""
-
-
-def local_network_host(url: str) -> str:
-    """Return the host and port of an address in the local network, as `host:port`; empty for every other address.
-
-    A public DNS name does not count: its owner may point it to another address at any time.
-    """
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port or PORTS.get(parts.scheme, 0)
-    except ValueError:
-        return ""
-    if not port or "$" in parts.netloc or "{" in parts.netloc:
-        return ""
-    if (address := address_of(host)) is None:
-        # A number in an odd spelling is no name, and begins with a digit.
-        is_nearby = host.endswith(_ENDINGS) or _LABEL.fullmatch(host) is not None
-    else:
-        is_nearby = any(address.version == network.version and address in network for network in _NETWORKS)
-    return host_port(host, port) if is_nearby else ""
-
-
-def host_port(host: str, port: int) -> str:
-    """Return a host and a port as one text, an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 _V4 = {
     IPv4Network(range_): name
     for range_, name in (
@@ -97,6 +70,33 @@ _NAME = lazy_pattern(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\Z")
 """A host name in lower case and in ASCII, which is how names in other scripts are written on the wire."""
 WEB = (80, 443)
 """The ports that a host is reached at where the rule that names it says none."""
+Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
+"""A name and a port to addresses, the preferred one first."""
+
+
+def local_network_host(url: str) -> str:
+    """Return the host and port of an address in the local network, as `host:port`; empty for every other address.
+
+    A public DNS name does not count: its owner may point it to another address at any time.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or PORTS.get(parts.scheme, 0)
+    except ValueError:
+        return ""
+    if not port or "$" in parts.netloc or "{" in parts.netloc:
+        return ""
+    if (address := address_of(host)) is None:
+        # A number in an odd spelling is no name, and begins with a digit.
+        is_nearby = host.endswith(_ENDINGS) or _LABEL.fullmatch(host) is not None
+    else:
+        is_nearby = any(address.version == network.version and address in network for network in _NETWORKS)
+    return host_port(host, port) if is_nearby else ""
+
+
+def host_port(host: str, port: int) -> str:
+    """Return a host and a port as one text, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class HostRules(Struct, frozen=True):
@@ -222,10 +222,6 @@ def _not_public(address: IPv4Address | IPv6Address) -> str | None:
         return kind and f"{kind}, {inner} inside"
     kind = next((name for network, name in _V6.items() if bare in network), None)
     return kind or (None if bare in _UNICAST else "reserved")
-
-
-Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
-"""A name and a port to addresses, the preferred one first."""
 
 
 async def look_up(host: str, port: int) -> Sequence[str]:

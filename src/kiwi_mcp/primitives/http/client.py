@@ -41,6 +41,25 @@ _PIECE = 1_048_576
 """The most that is unpacked at once, in bytes."""
 _GZIP_OR_DEFLATE = zlib.MAX_WBITS | 32
 """The library finds out itself which of the two it is."""
+_REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
+_TOO_MANY, _BUSY = 429, 503
+"""What a server answers that did nothing; the second one only if it names a time for the next attempt."""
+IDLE = 60.0
+"""How long a server may be silent, in seconds, where the request's own limit is not shorter."""
+_CLOSE = 0.5
+"""How long a server may take to say goodbye, in seconds."""
+_LONGEST_MESSAGE = 4_000_000
+"""The most one message may have, in bytes."""
+_SENDING = 30.0
+"""How long the other side may take to accept one message of a talk, in seconds."""
+_TOO_BIG = 1009
+_ALSO_OURS = frozenset({"accept", "accept-encoding", "content-type", "user-agent"})
+_QUOTED = 2_000
+"""The most of a body that an error quotes, in bytes."""
+_NO_CONTENT = 204
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+network = Network()
+"""The network of this process."""
 
 
 class HttpReply(Struct, frozen=True):
@@ -112,11 +131,6 @@ def _damaged() -> RequestFailed:
         suggestion="Try again; if it stays, the server is at fault.",
         cause="protocol",
     )
-
-
-_REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
-_TOO_MANY, _BUSY = 429, 503
-"""What a server answers that did nothing; the second one only if it names a time for the next attempt."""
 
 
 class OpenResponse(Struct, frozen=True):
@@ -236,18 +250,6 @@ async def _follow(
     )
 
 
-IDLE = 60.0
-"""How long a server may be silent, in seconds, where the request's own limit is not shorter."""
-_CLOSE = 0.5
-"""How long a server may take to say goodbye, in seconds."""
-_LONGEST_MESSAGE = 4_000_000
-"""The most one message may have, in bytes."""
-_SENDING = 30.0
-"""How long the other side may take to accept one message of a talk, in seconds."""
-_TOO_BIG = 1009
-_ALSO_OURS = frozenset({"accept", "accept-encoding", "content-type", "user-agent"})
-
-
 class Channel:
     """A WebSocket on which both sides speak whenever they like."""
 
@@ -330,13 +332,6 @@ async def _received(connection: ClientConnection, request: WireRequest) -> str |
 
 
 __all__ = ["HttpReply", "Network", "ServerEvent", "aclose", "events", "lines", "network", "send", "websocket"]
-
-_QUOTED = 2_000
-"""The most of a body that an error quotes, in bytes."""
-_NO_CONTENT = 204
-_NOTHING: Mapping[str, str] = MappingProxyType({})
-network = Network()
-"""The network of this process."""
 
 
 async def send(

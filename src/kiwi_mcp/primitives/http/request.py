@@ -28,6 +28,15 @@ _OWN = frozenset({"host", "content-length", "transfer-encoding", "connection", "
 """Headers that belong to the connection or name the target; a spec does not set them."""
 _CREDENTIALS = frozenset({"authorization", "cookie", "proxy-authorization"})
 AGENT = "kiwi"
+_HEADER_LIMIT = 100_000
+"""About the most that the headers of an answer may have, in bytes; the protocol library keeps it."""
+_HEADERS_TOO_LARGE = 431
+_SUGGESTIONS = {
+    "connect": "Check that the server is running and that the port is right.",
+    "tls": "The server's certificate must be valid for this host; verification cannot be switched off.",
+    "timeout": "Try again, ask for less, or give the tool a longer `timeout`.",
+    "protocol": "Try again; if it stays, the server is at fault.",
+}
 
 
 class WireRequest(Struct, frozen=True):
@@ -198,17 +207,6 @@ def refuse_denied(request: WireRequest, denied: Sequence[str]) -> None:
             f"The owner's policy denies {request.authority}.",
             suggestion="Ask the owner: the rule stands under `hosts.deny` in the policy.",
         )
-
-
-_HEADER_LIMIT = 100_000
-"""About the most that the headers of an answer may have, in bytes; the protocol library keeps it."""
-_HEADERS_TOO_LARGE = 431
-_SUGGESTIONS = {
-    "connect": "Check that the server is running and that the port is right.",
-    "tls": "The server's certificate must be valid for this host; verification cannot be switched off.",
-    "timeout": "Try again, ask for less, or give the tool a longer `timeout`.",
-    "protocol": "Try again; if it stays, the server is at fault.",
-}
 
 
 def failed(request: WireRequest, cause: str, reason: str) -> RequestFailed:

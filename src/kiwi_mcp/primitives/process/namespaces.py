@@ -25,6 +25,8 @@ PATIENCE = 20.0
 _TOLD = 4_096
 _lock = Lock()
 _helpers: dict[int, _Helper] = {}
+_PATIENCE = 5.0
+_UNSHARE = ("/usr/bin/unshare", "--user", "/bin/cat")
 
 
 async def listen_inside(gate: StartGate) -> socket.socket:
@@ -131,10 +133,6 @@ def _received(ours: socket.socket) -> socket.socket:
     listener = socket.socket(fileno=given[0])
     listener.setblocking(False)
     return listener
-
-
-_PATIENCE = 5.0
-_UNSHARE = ("/usr/bin/unshare", "--user", "/bin/cat")
 
 
 def owner_map(user: int) -> int | None:

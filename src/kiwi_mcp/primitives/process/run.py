@@ -31,6 +31,22 @@ INTERVAL = 0.1
 _LONGEST = 500
 """The most of a line that is reported, in bytes."""
 _COUNTED = lazy_pattern(r"::progress\s+(\d{1,15}(?:\.\d{1,9})?)(?:/(\d{1,15}(?:\.\d{1,9})?))?(?:\s+(.*))?", re.DOTALL)
+AT_ONCE = 64
+"""Processes that run at the same time; further ones wait for their turn."""
+QUEUE = 900.0
+"""How long a process waits for its turn, in seconds."""
+GRACE = 1.0
+"""How long a process may take to end after a termination signal, in seconds."""
+LOOK = 0.05
+"""How often a process that is watched is looked at, in seconds."""
+DRAIN = 0.25
+"""How long output may still come from what a leader left behind, in seconds."""
+_CHUNK = 65_536
+_AT_ONCE = 8
+"""How many chunks are read from one pipe before the others have their turn."""
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+_NO_SECRETS = Redactor(_NOTHING)
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 class ProgressLines:
@@ -94,24 +110,6 @@ class ProgressThrottle:
             return Progress(message=text)
         done, total, message = counted.groups()
         return Progress(message=message or "", done=float(done), total=float(total) if total else None)
-
-
-AT_ONCE = 64
-"""Processes that run at the same time; further ones wait for their turn."""
-QUEUE = 900.0
-"""How long a process waits for its turn, in seconds."""
-GRACE = 1.0
-"""How long a process may take to end after a termination signal, in seconds."""
-LOOK = 0.05
-"""How often a process that is watched is looked at, in seconds."""
-DRAIN = 0.25
-"""How long output may still come from what a leader left behind, in seconds."""
-_CHUNK = 65_536
-_AT_ONCE = 8
-"""How many chunks are read from one pipe before the others have their turn."""
-_NOTHING: Mapping[str, str] = MappingProxyType({})
-_NO_SECRETS = Redactor(_NOTHING)
-_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 class ProcessResult(ProcessExit, frozen=True, kw_only=True):

@@ -23,6 +23,8 @@ from kiwi_mcp.primitives.process.process_tree import MARK, STAMPED, TreeMarker, 
 
 RESULT = "KIWI_RESULT"
 """The variable with the path of the result channel."""
+_ARGUMENT_LIMIT = 131_072
+"""The most one argument or variable may have, by the kernel, in bytes."""
 
 
 async def completed(work: Coroutine[object, object, object]) -> None:
@@ -118,10 +120,6 @@ def start(
         resource.prlimit(process.pid, STAMPED, (mark.stamp, mark.stamp))
     result = ours[2] if has_result else None
     return Started(process, handle, ours[-1] if has_input else None, ours[0], ours[1], result)
-
-
-_ARGUMENT_LIMIT = 131_072
-"""The most one argument or variable may have, by the kernel, in bytes."""
 
 
 def search_path(first: str = "") -> str:

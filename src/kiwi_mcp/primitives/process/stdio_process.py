@@ -28,6 +28,18 @@ _LINE = 50
 _CHUNK = 65_536
 _LAST_CHUNKS = 32
 """The maximum number of chunks read from a pipe that is closed here while other processes have it open."""
+_AT_ONCE = 8
+"""Chunks taken from one pipe before the others have their turn."""
+LONGEST_LINE = 16_000_000
+"""The most that one line may have, in bytes."""
+KEPT = 65_536
+"""How much of the end of standard error is kept, in bytes."""
+PATIENCE, GRACE = 0.5, 1.0
+"""How long a process may take to end after its input is closed, and after a termination signal, in seconds."""
+LOOK = 0.25
+"""How often a process that is watched is looked at, in seconds."""
+DRAIN = 0.25
+"""How long output may still come from what a leader left behind, in seconds."""
 
 
 class LineReader:
@@ -183,10 +195,6 @@ class PipeWriter:
             os.close(self._descriptor)
 
 
-_AT_ONCE = 8
-"""Chunks taken from one pipe before the others have their turn."""
-
-
 class PipeReader:
     """The reading end of a pipe, read as fast as data comes until its end."""
 
@@ -218,18 +226,6 @@ class PipeReader:
             self._is_open = False
             self._loop.remove_reader(self._descriptor)
             os.close(self._descriptor)
-
-
-LONGEST_LINE = 16_000_000
-"""The most that one line may have, in bytes."""
-KEPT = 65_536
-"""How much of the end of standard error is kept, in bytes."""
-PATIENCE, GRACE = 0.5, 1.0
-"""How long a process may take to end after its input is closed, and after a termination signal, in seconds."""
-LOOK = 0.25
-"""How often a process that is watched is looked at, in seconds."""
-DRAIN = 0.25
-"""How long output may still come from what a leader left behind, in seconds."""
 
 
 @asynccontextmanager

@@ -27,6 +27,7 @@ _MARK = b"kiwi sealed 1\n"
 _NONCE = 12
 _LARGEST = 1_000_000
 _LOG_IN_AGAIN = "Log in again (`kiwi mcp login SERVER`), which replaces it."
+_PRIVATE = "private"
 
 
 class EncryptedRecord(Struct, frozen=True):
@@ -131,9 +132,6 @@ async def _locked(lock: int, path: Path) -> None:
             await asyncio.sleep(0.05)
         except OSError as error:
             raise unusable(path, error) from error
-
-
-_PRIVATE = "private"
 
 
 class KeyPairs:

@@ -24,6 +24,27 @@ from typing import Literal, Protocol, TypeAlias, TypeVar
 from kiwi_mcp.domain.errors import StoreDamaged, StoreUnavailable, install_line
 
 KEY_BYTES = 32
+SERVICE = "kiwi"
+_BACKENDS = "keyring.backends."
+_REAL = frozenset({"SecretService", "libsecret", "kwallet", "macOS", "Windows"})
+_KEYRING_TIMEOUT = 60.0
+"""How long a keyring may take, in seconds: it may have to ask its owner for a password."""
+_KEYRING_LOOKUP_TIMEOUT = 5.0
+_T = TypeVar("_T")
+Seal: TypeAlias = Literal["file", "keyring"]
+SEALS: dict[Seal, str] = {"file": "key file", "keyring": "keyring"}
+"""The places of the key, and the name of each for people."""
+FILE, DESCRIPTOR = "KIWI_PASSPHRASE_FILE", "KIWI_PASSPHRASE_FD"
+"""The variables that say where the passphrase of an older store is read from."""
+KEY_NAME, ACCOUNT_NAME = "secrets.key", "secrets.keyring"
+"""The key itself, and the name under which a keyring keeps it."""
+SALT_NAME, WRAPPED_NAME = "secrets.salt", "secrets.wrapped"
+"""Files of a store that an earlier version sealed with a passphrase: what its key is made from, or the sealed key."""
+_COST = 2**17
+"""The work that a passphrase takes, which makes guessing it slow."""
+_LONGEST_PASSPHRASE = 4_096
+_PASSPHRASE_TIMEOUT = 10.0
+_NONCE = 12
 
 
 def file_key(path: Path) -> Callable[[], bytes]:
@@ -86,15 +107,6 @@ def _new_key(path: Path) -> bytes:
     finally:
         draft.unlink(missing_ok=True)
     return path.read_bytes()
-
-
-SERVICE = "kiwi"
-_BACKENDS = "keyring.backends."
-_REAL = frozenset({"SecretService", "libsecret", "kwallet", "macOS", "Windows"})
-_KEYRING_TIMEOUT = 60.0
-"""How long a keyring may take, in seconds: it may have to ask its owner for a password."""
-_KEYRING_LOOKUP_TIMEOUT = 5.0
-_T = TypeVar("_T")
 
 
 class Keyring(Protocol):
@@ -213,17 +225,6 @@ class Mac:
         return compare_digest(self.of(data).encode(), mark.encode(errors="replace"))
 
 
-Seal: TypeAlias = Literal["file", "keyring"]
-SEALS: dict[Seal, str] = {"file": "key file", "keyring": "keyring"}
-"""The places of the key, and the name of each for people."""
-FILE, DESCRIPTOR = "KIWI_PASSPHRASE_FILE", "KIWI_PASSPHRASE_FD"
-"""The variables that say where the passphrase of an older store is read from."""
-KEY_NAME, ACCOUNT_NAME = "secrets.key", "secrets.keyring"
-"""The key itself, and the name under which a keyring keeps it."""
-SALT_NAME, WRAPPED_NAME = "secrets.salt", "secrets.wrapped"
-"""Files of a store that an earlier version sealed with a passphrase: what its key is made from, or the sealed key."""
-
-
 def sealed_by(state: Path) -> Seal:
     """Return where the key of the store in a folder of state is kept, or would be kept for a new one."""
     if is_behind_passphrase(state):
@@ -246,10 +247,6 @@ def sealed_by(state: Path) -> Seal:
 def is_behind_passphrase(state: Path) -> bool:
     """Return whether an earlier version sealed the store with a passphrase."""
     return any((state / name).exists() for name in (WRAPPED_NAME, SALT_NAME))
-
-
-_COST = 2**17
-"""The work that a passphrase takes, which makes guessing it slow."""
 
 
 def encrypt(key: bytes, nonce: bytes, data: bytes, name: bytes) -> bytes:
@@ -275,11 +272,6 @@ def derive_key(passphrase: bytes, salt: bytes, size: int) -> bytes:
     from cryptography.hazmat.primitives.kdf.scrypt import Scrypt  # noqa: PLC0415
 
     return Scrypt(salt=salt, length=size, n=_COST, r=8, p=1).derive(passphrase)
-
-
-_LONGEST = 4_096
-_PASSPHRASE_TIMEOUT = 10.0
-_NONCE = 12
 
 
 def vault_key(state: Path) -> Callable[[], bytes]:
@@ -362,9 +354,10 @@ def _passphrase() -> bytes:
             f"The passphrase cannot be read from {path or f'descriptor {number}'}: {error}.",
             suggestion=f"Let {FILE} name a file that you can read.",
         ) from error
-    if not (passphrase := given.partition(b"\n")[0].removesuffix(b"\r")) or len(given) > _LONGEST:
+    if not (passphrase := given.partition(b"\n")[0].removesuffix(b"\r")) or len(given) > _LONGEST_PASSPHRASE:
         raise StoreUnavailable(
-            f"The passphrase is empty, or longer than {_LONGEST:,} bytes.", suggestion="Give one line of text."
+            f"The passphrase is empty, or longer than {_LONGEST_PASSPHRASE:,} bytes.",
+            suggestion="Give one line of text.",
         )
     return passphrase
 
@@ -373,11 +366,11 @@ def _line(descriptor: int) -> bytes:
     """Return the data of a descriptor, up to the end of its first line or a little over the limit, and close it."""
     given, end = b"", monotonic() + _PASSPHRASE_TIMEOUT
     try:
-        while b"\n" not in given and len(given) <= _LONGEST:
+        while b"\n" not in given and len(given) <= _LONGEST_PASSPHRASE:
             # Do not wait for a pipe that stays open without data.
             if not select([descriptor], [], [], max(0.0, end - monotonic()))[0]:
                 raise TimeoutError("nothing came")
-            if not (more := os.read(descriptor, _LONGEST)):
+            if not (more := os.read(descriptor, _LONGEST_PASSPHRASE)):
                 break
             given += more
     finally:

@@ -17,6 +17,22 @@ from kiwi_mcp.domain.outcome import Outcome, Progress, silent
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.secret import Secret
 
+SHORTEST_REDACTED = 4
+"""Values of fewer characters are not redacted."""
+_COMMON = frozenset(
+    {"true", "false", "none", "null", "test", "tests", "debug", "info", "warn", "error", "root"}
+    | {"admin", "user", "local", "localhost", "production", "staging", "development", "default", "main", "master"}
+    | {"utf8", "utf-8", "http", "https", "json", "text"}
+)
+_PUBLIC = frozenset({"HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "PWD", "SHELL", "TERM", "TMPDIR", "TZ", "USER"})
+_LINE = 16
+"""Shorter lines of a value that has several are not redacted by themselves."""
+_SMALL_NUMBER = lazy_pattern(r"[+-]?[0-9.]{1,7}")
+SHORTEST_SECRET = 8
+"""Values of fewer characters occur in ordinary text."""
+LONGEST = 65_536
+_BUT = "Use a longer one. If it is what it is, say `--weak`: tools may then show it"
+
 
 def redacted(outcome: Outcome, secrets: Mapping[str, str]) -> Outcome:
     """Return the outcome without the value of any secret in it."""
@@ -58,19 +74,6 @@ def without_secrets(caller: Caller, secrets: Mapping[str, str]) -> Caller:
         ask=no_answers if caller.ask is no_answers else ask,
         note=unheard if caller.note is unheard else note,
     )
-
-
-SHORTEST_REDACTED = 4
-"""Values of fewer characters are not redacted."""
-_COMMON = frozenset(
-    {"true", "false", "none", "null", "test", "tests", "debug", "info", "warn", "error", "root"}
-    | {"admin", "user", "local", "localhost", "production", "staging", "development", "default", "main", "master"}
-    | {"utf8", "utf-8", "http", "https", "json", "text"}
-)
-_PUBLIC = frozenset({"HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "PWD", "SHELL", "TERM", "TMPDIR", "TZ", "USER"})
-_LINE = 16
-"""Shorter lines of a value that has several are not redacted by themselves."""
-_SMALL_NUMBER = lazy_pattern(r"[+-]?[0-9.]{1,7}")
 
 
 def redact(text: str, secrets: Mapping[str, str]) -> str:
@@ -157,12 +160,6 @@ def _forms(value: bytes, text: str) -> Iterator[bytes]:
     lines = text.splitlines()
     if len(lines) > 1:
         yield from (line.encode(errors="surrogatepass") for line in lines if len(line) >= _LINE)
-
-
-SHORTEST_SECRET = 8
-"""Values of fewer characters occur in ordinary text."""
-LONGEST = 65_536
-_BUT = "Use a longer one. If it is what it is, say `--weak`: tools may then show it"
 
 
 class Weakness(Struct, frozen=True):

@@ -26,6 +26,10 @@ FORMS: tuple[SecretForm, ...] = ("header", "env", "any")
 _REFERENCE = lazy_pattern(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _PROCESS = "process"
 _SECRET_NAME = lazy_pattern(r"(?i)pass|secret|token|key|credential|cookie|auth")
+_UNBOUND: Mapping[str, SecretScope] = MappingProxyType({})
+ENV_FILE_LIMIT = 1_000_000
+"""The most bytes an `.env` file may have."""
+_VARIABLE = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class FoundVariable(Struct, frozen=True):
@@ -40,9 +44,6 @@ class SecretScope(Struct, frozen=True):
 
     hosts: tuple[str, ...] = ()
     form: SecretForm = "env"
-
-
-_UNBOUND: Mapping[str, SecretScope] = MappingProxyType({})
 
 
 class Revealed(Mapping[str, str]):
@@ -179,11 +180,6 @@ def _places(project: Path, user: Path, environ: Mapping[str, str] | None) -> Ite
             continue
         yield str(path), read_env_file(path)
     yield str(user / ".env"), read_env_file(user / ".env")
-
-
-ENV_FILE_LIMIT = 1_000_000
-"""The most bytes an `.env` file may have."""
-_VARIABLE = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def read_env_file(path: Path) -> Mapping[str, str]:
