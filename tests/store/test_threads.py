@@ -35,14 +35,15 @@ from kiwi_mcp.domain.times import iso, run_id
 from kiwi_mcp.store.budget import Budget, DayLimits, Reservation, settle
 from kiwi_mcp.store.database import Database, IntegrityFault, Transaction
 from kiwi_mcp.store.open import open_database
-from kiwi_mcp.store.questions import Questions, ask
 from kiwi_mcp.store.runs import Runs
 from kiwi_mcp.store.threads import (
     STALE_MS,
+    Questions,
     ThreadDelta,
     ThreadFilter,
     Threads,
     append_in,
+    ask,
 )
 
 NOW = 1_769_601_600_000

@@ -495,8 +495,7 @@ class CandidatePool:
     """The cards that a server found for one request; words are counted in all that it holds."""
 
     def __init__(self, segment: Segment, count: int, held: Mapping[str, int], damaged: Sequence[str] = ()) -> None:
-        self.damaged = damaged
-        """The versions of which what the server keeps is damaged."""
+        self.damaged = damaged  # the versions of which what the server keeps is damaged
         self.segments: Sequence[Segment] = (segment,)
         self.count = count
         self._held = held

@@ -375,16 +375,12 @@ class SourceIndex:
         self.index = CardIndex(encoder)
         self._encoder = encoder
         self._path = index_path(source.cache, source.name, source.home)
-        self._cards: Sequence[Card] | None = None
-        """The cards it was last given; None for an index from disk."""
+        self._cards: Sequence[Card] | None = None  # the cards it was last given; None for an index from disk
         self._sample: tuple[CardIndex, Sequence[Card]] | None = None
         self._etag = ""
-        self._saved = ("", 0)
-        """The etag and the number of vectors when it was last saved."""
-        self.unchecked: FileCheck | None = None
-        """What is left to check of the file that the index came from."""
-        self._is_loaded = False
-        """Whether the index came from disk, or what it was made of did."""
+        self._saved = ("", 0)  # the etag and the number of vectors when it was last saved
+        self.unchecked: FileCheck | None = None  # what is left to check of the file that the index came from
+        self._is_loaded = False  # whether the index came from disk, or what it was made of did
         self._changes = 0
         self._followed: WeakKeyDictionary[object, tuple[Sequence[Card], int]] = WeakKeyDictionary()
         self._lock = Lock()

@@ -18,11 +18,9 @@ TABLES = (
     "thread_blobs", "budget_ledger", "budget_days", "rate_calls", "questions", "thread_deltas",
     "schedules", "occurrences", "workers", "queue_starts",
 )  # fmt: skip
-REBUILT = frozenset(
-    {
-        "schema_migrations", "change_counter", "sheets", "tool_embeddings", "embedding_models", "embedding_lexemes",
-    }
-)  # fmt: skip
+REBUILT = frozenset({
+    "schema_migrations", "change_counter", "sheets", "tool_embeddings", "embedding_models", "embedding_lexemes",
+})  # fmt: skip
 """Tables that a store fills by itself."""
 _LISTS = frozenset({("tools", "tags")})
 _SCHEMA_ROWS = ("namespaces", "tool_types")  # tables that the schema itself puts rows into

@@ -93,8 +93,7 @@ class Runs:
     ) -> None:
         self._database, self._retention = database, retention
         self._actor, self._is_people = actor, is_people
-        self.actor = actor or ""
-        """The actor of these runs; empty if they are the runs of all actors."""
+        self.actor = actor or ""  # the actor of these runs; empty if they are the runs of all actors
 
     def of(self, actor: str) -> Runs:
         """Return the runs of another actor, in the same store."""

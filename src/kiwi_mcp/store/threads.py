@@ -1,4 +1,4 @@
-"""Threads in the store: their rows, leases, and journals.
+"""Threads in the store: their rows, leases, and journals, and their questions to the owner.
 
 A journal is a hash chain that is only added to. The row of a thread is made from it: every event has what it changed in
 the row, so `verify` rebuilds the row and compares. Only the process that has the lease of a thread can append.
@@ -33,6 +33,7 @@ from kiwi_mcp.domain.threads import (
     ThreadChanges,
     ThreadEvent,
     ThreadLimits,
+    ThreadQuestion,
     ThreadStatus,
     ThreadUsage,
 )
@@ -649,3 +650,73 @@ def _row_faults(
             shown = name.removesuffix("_sha256")
             reason = "differs from the ledger" if name in {*COUNTERS, "is_estimated"} else "differs from the journal"
             yield Issue(f"thread.{shown}", reason, _FIX)
+
+
+_QUESTION = ThreadQuestion.__struct_fields__
+_JSON = ("message", "schema", "answer")
+"""Stored as JSON in ASCII: every database can store it, whichever characters it has, and nothing is cut off."""
+_READ_QUESTION = f"select {', '.join(_QUESTION)} from questions where owner = ?"  # noqa: S608 - as above
+_ADD_QUESTION = (
+    f"insert into questions (owner, root_id, {', '.join(_QUESTION)})"  # noqa: S608 - as above
+    f" select owner, root_id, {', '.join('?' * len(_QUESTION))} from threads where id = ? on conflict do nothing"
+)
+_ANSWER = """update questions set status = 'answered', answer = ?, answered_by = ?, answered_at = ?
+  where owner = ? and id = ? and status = 'open' and expires_at > ?"""
+
+
+class Questions(OwnedRows):
+    """The questions to one owner."""
+
+    def get(self, wanted: str) -> ThreadQuestion:
+        """Return a question by its id, or by the beginning of its id."""
+        start, end = id_range(wanted)
+        rows = self.database.read(f"{_READ_QUESTION} and id >= ? and id < ? limit 2", (self.owner, start, end))
+        if len(rows) != 1 or not start:
+            raise ThreadNotFound(wanted, what="question", is_several=bool(rows and start))
+        return _question(rows[0])
+
+    def answer(self, question_id: str, answer: Json, by: str, now: int) -> ThreadQuestion:
+        """Store an answer in time, and return the question as it is then: an earlier answer holds."""
+        values = (_encode(answer), clean(by), now, self.owner, question_id, now)
+        with quick_transaction(self.database) as transaction:
+            transaction.write(_ANSWER, values)
+            rows = transaction.read(f"{_READ_QUESTION} and id = ?", (self.owner, clean(question_id)))
+        if not rows:
+            raise ThreadNotFound(question_id, what="question")
+        return _question(rows[0])
+
+    def open(self, now: int, *, thread_id: str | None = None, root_id: str | None = None) -> tuple[ThreadQuestion, ...]:
+        """Return the questions that wait for an answer: of a thread, of a tree, or all; the oldest first."""
+        given = [(clause, value) for clause, value in (("thread_id", thread_id), ("root_id", root_id)) if value]
+        where = "".join(f" and {name} = ?" for name, _ in given)
+        values: Sequence[Value] = (self.owner, now, *(clean(value) for _, value in given))
+        rows = self.database.read(f"{_READ_QUESTION} and status = 'open' and expires_at > ?{where} order by id", values)
+        return tuple(map(_question, rows))
+
+    def of_thread(self, thread_id: str) -> tuple[ThreadQuestion, ...]:
+        """Return every question of a thread, the oldest first."""
+        rows = self.database.read(f"{_READ_QUESTION} and thread_id = ? order by id", (self.owner, clean(thread_id)))
+        return tuple(map(_question, rows))
+
+    def expire(self, now: int) -> tuple[ThreadQuestion, ...]:
+        """Close the questions that were not answered in time, and return them."""
+        late = "select 1 from questions where owner = ? and status = 'open' and expires_at <= ? limit 1"
+        if not self.database.read(late, (self.owner, now)):  # workers ask all the time, and seldom need to write
+            return ()
+        statement = f"""update questions set status = 'expired' where owner = ? and status = 'open' and expires_at <= ?
+          returning {", ".join(_QUESTION)}"""  # noqa: S608 - as above
+        with quick_transaction(self.database) as transaction:
+            return tuple(map(_question, transaction.read(statement, (self.owner, now))))
+
+
+def ask(transaction: Transaction, question: ThreadQuestion) -> None:
+    """Store a question in the transaction of its event. A question that is stored already stays as it is."""
+    cells = {name: getattr(question, name) for name in _QUESTION}
+    cells |= {name: _encode(cells[name]) for name in _JSON}
+    transaction.write(_ADD_QUESTION, (*(cells[name] for name in _QUESTION), question.thread_id))
+
+
+def _question(row: Row) -> ThreadQuestion:
+    cells: dict[str, Json] = dict(zip(_QUESTION, row, strict=True))
+    cells |= {name: json.loads(str(cells[name])) for name in _JSON}
+    return ThreadQuestion(**cells)  # type: ignore[arg-type]  # the columns are the fields, and the schema checks them

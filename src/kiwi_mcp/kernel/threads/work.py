@@ -47,11 +47,10 @@ from kiwi_mcp.kernel.threads.transcript import TranscriptMirror, redactor_for
 from kiwi_mcp.kernel.threads.wake import file_lock
 from kiwi_mcp.store.budget import Budget, Reservation
 from kiwi_mcp.store.database import Transaction
-from kiwi_mcp.store.questions import Questions, ask
 from kiwi_mcp.store.queue import ThreadQueue
 from kiwi_mcp.store.rates import Rates
 from kiwi_mcp.store.runs import new_run
-from kiwi_mcp.store.threads import AppendedEvents, JournalGrew, ThreadFilter, Threads, append_in
+from kiwi_mcp.store.threads import AppendedEvents, JournalGrew, Questions, ThreadFilter, Threads, append_in, ask
 
 T = TypeVar("T")
 CONTINUE, STOP, START = "continue", "stop", "start"

@@ -25,7 +25,6 @@ from kiwi_mcp.domain.registry import (
 )
 from kiwi_mcp.domain.times import moment
 from kiwi_mcp.store.database import Database, Row, Value
-from kiwi_mcp.store.registry import publish
 from kiwi_mcp.store.registry import publish as publishing
 from kiwi_mcp.store.registry.release_check import MAX_LINKS, CheckedRelease
 from kiwi_mcp.store.registry.rows import (
@@ -126,9 +125,9 @@ class Registry:
         database, sight = self._database, self._sight
         with database.transaction() as transaction:
             # Set visibilities first: a version may use a private executor only if its own item is private.
-            rest = publish.apply_visibilities(transaction, sight, events)
-            published = publish.publish(transaction, database, sight, drafts)
-            publish.replay_status(transaction, database, sight, rest)
+            rest = publishing.apply_visibilities(transaction, sight, events)
+            published = publishing.publish(transaction, database, sight, drafts)
+            publishing.replay_status(transaction, database, sight, rest)
         return tuple(published[release.name] for release in releases)
 
     def named(self, tool_id: str, namespace: str | None = None) -> tuple[VersionInfo, ...]:
@@ -208,7 +207,7 @@ class Registry:
     ) -> tuple[VersionInfo, ...]:
         """Yank or deprecate versions, or take it back, and return them with their new status."""
         with self._database.transaction() as transaction:
-            publish.set_status(transaction, self._database, self._sight, names, op, reason=reason, at=at)
+            publishing.set_status(transaction, self._database, self._sight, names, op, reason=reason, at=at)
         by_name = {one.name: one for name in {*names} for one in self.named(name.tool_id, name.namespace)}
         return tuple(by_name[name] for name in names)
 

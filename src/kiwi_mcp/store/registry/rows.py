@@ -67,8 +67,7 @@ class VisibilityFilter:
         marks = placeholders(self.members)
         self.named = f"(t.visibility <> 'private' or t.namespace in ({marks}))"
         """Holds for what the actor may use once they know its name."""
-        self.listed = f"(t.visibility = 'public' or t.namespace in ({marks}))"
-        """Holds for what lists show to the actor."""
+        self.listed = f"(t.visibility = 'public' or t.namespace in ({marks}))"  # holds for what lists show to the actor
 
     def sees(self, namespace: str, visibility: str) -> bool:
         """Whether the actor may use an item once they know its name."""

@@ -134,8 +134,7 @@ class HttpRemote:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._send = send
         self._close = close
-        self._entries: dict[VersionName, LayoutEntry] = {}
-        """The entries of every index that was read."""
+        self._entries: dict[VersionName, LayoutEntry] = {}  # the entries of every index that was read
         self._pushed: dict[VersionName, LayoutEntry] = {}
         self.etag = ""
 
@@ -330,10 +329,8 @@ class ArtifactCache:
     """The artifacts of stored versions by version id; a version is sealed, so an entry stays true."""
 
     def __init__(self) -> None:
-        self._artifacts: dict[str, tuple[str, int]] = {}
-        """The digest and the size of the manifest of each artifact."""
-        self.versions: dict[str, str] = {}
-        """The id of the version with the artifact of a digest."""
+        self._artifacts: dict[str, tuple[str, int]] = {}  # the digest and the size of the manifest of each artifact
+        self.versions: dict[str, str] = {}  # the id of the version with the artifact of a digest
 
     def artifacts_of(self, registry: Registry, versions: Sequence[VersionInfo]) -> Mapping[str, tuple[str, int]]:
         """Return the artifacts of versions, by version id."""

@@ -305,12 +305,6 @@ class VersionQuery(Struct, frozen=True):
             wanted=str(self),
         )
 
-    @property
-    def name(self) -> VersionName | None:
-        """The one version that fits, if the query names it exactly."""
-        is_whole = self.namespace and Version.parse(self.version) is not None
-        return VersionName(self.namespace, self.tool_id, self.version) if is_whole else None
-
     def _covers(self, name: VersionName, snapshot: RegistrySnapshot) -> bool:
         if self.tool_id and name.tool_id != self.tool_id:
             return False

@@ -46,8 +46,7 @@ class FeatureCache:
         self._today = today
         self._used: set[bytes] = set()
         self._maintained = -inf
-        self.fault: KiwiError | None = None
-        """The error of the last use, if it failed."""
+        self.fault: KiwiError | None = None  # the error of the last use, if it failed
 
     def read(self, digests: Sequence[bytes]) -> Mapping[bytes, CardFeatures]:
         """Return the features with some digests; unknown digests are left out."""
