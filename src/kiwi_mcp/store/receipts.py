@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from operator import attrgetter
 
@@ -132,11 +133,8 @@ class Receipts:
 
     def add(self, receipt: Receipt) -> None:
         """Write down a call that left no run."""
-        try:
-            with within(_RECORDING), self._database.transaction() as transaction:
-                append(transaction, receipt)
-        except IntegrityFault as fault:
-            raise _refused(fault) from fault
+        with recording(self._database, "receipt") as transaction:
+            append(transaction, receipt)
 
     def add_now(self, receipt: Receipt) -> bool:
         """Write a receipt of what changed nothing, if no waiting is needed; a power loss may take it away."""
@@ -146,7 +144,7 @@ class Receipts:
                     return False
                 append(transaction, receipt)
         except IntegrityFault as fault:
-            raise _refused(fault) from fault
+            raise refused("receipt", fault) from fault
         return True
 
     def list(self, wanted: ReceiptFilter) -> tuple[ReceiptEntry, ...]:
@@ -229,10 +227,21 @@ def _faults(entry: ReceiptEntry, before: ReceiptHead) -> Iterator[Issue]:
         yield Issue(place, "it was changed after it was written", _FIX)
 
 
-def _refused(fault: IntegrityFault) -> StoreUnavailable:
+def refused(record: str, fault: IntegrityFault) -> StoreUnavailable:
+    """Return the error for a record that a rule of the schema refused."""
     return StoreUnavailable(
-        f"The store refused the receipt: {fault.reason}.", suggestion="Check the store with `kiwi doctor`."
+        f"The store refused the {record}: {fault.reason}.", suggestion="Check the store with `kiwi doctor`."
     )
+
+
+@contextmanager
+def recording(database: Database, record: str) -> Iterator[Transaction]:
+    """Write a record for which its caller waits."""
+    try:
+        with within(_RECORDING), database.transaction() as transaction:
+            yield transaction
+    except IntegrityFault as fault:
+        raise refused(record, fault) from fault
 
 
 def _entry(row: Row) -> ReceiptEntry:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from itertools import accumulate
 from operator import attrgetter
@@ -14,12 +14,12 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from kiwi_mcp.domain.errors import KiwiError, NotFound, RunNotFound, StoreDamaged, StoreUnavailable
+from kiwi_mcp.domain.errors import KiwiError, NotFound, RunNotFound, StoreDamaged
 from kiwi_mcp.domain.records import Receipt, RunRecord, RunStatus
 from kiwi_mcp.domain.times import encode_id, is_run_id, iso, run_id
-from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, clean, conditions, plain, within
+from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, clean, conditions, plain
 from kiwi_mcp.store.principals import named
-from kiwi_mcp.store.receipts import append, begin, end
+from kiwi_mcp.store.receipts import append, begin, end, recording, refused
 
 _COLUMNS = RunRecord.__struct_fields__
 _ADD = f"insert into runs ({', '.join(_COLUMNS)}) values ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - our own names
@@ -33,7 +33,6 @@ _DROP_BLOB = """delete from blobs where sha256 = ?
   and not exists (select 1 from tool_version_files where storage_key = ?)"""
 _values = attrgetter(*_COLUMNS)
 _STEP = 2_000  # the maximum number of runs that one pruning step removes
-_RECORDING = 10.0  # how many seconds a server may be silent while a run is recorded. The caller waits for it.
 _last = [0]
 _lock = Lock()
 
@@ -111,17 +110,17 @@ class Runs:
                     return False
                 _begin(transaction, run, receipt, kernel, also)
         except IntegrityFault as fault:
-            raise _refused(fault) from fault
+            raise refused("record of the run", fault) from fault
         return True
 
     def begin(self, run: RunRecord, receipt: Receipt | None, kernel: str, also: AlsoWrite | None = None) -> None:
         """Store a run that starts, with the receipt that it gets should its kernel disappear."""
-        with self._recording() as transaction:
+        with recording(self._database, "record of the run") as transaction:
             _begin(transaction, run, receipt, kernel, also)
 
     def finish(self, ended: EndedRun, result: bytes | None) -> None:
         """Record how a run that was begun ended, in the place of what was stored then."""
-        with self._recording() as transaction:
+        with recording(self._database, "record of the run") as transaction:
             _record(transaction, ended, result)
 
     def record_now(self, ended: Sequence[EndedRun]) -> bool:
@@ -136,16 +135,8 @@ class Runs:
                 for one in ended:
                     _record(transaction, one, None)
         except IntegrityFault as fault:
-            raise _refused(fault) from fault
+            raise refused("record of the run", fault) from fault
         return True
-
-    @contextmanager
-    def _recording(self) -> Iterator[Transaction]:
-        try:
-            with within(_RECORDING), self._database.transaction() as transaction:
-                yield transaction
-        except IntegrityFault as fault:
-            raise _refused(fault) from fault
 
     def is_beside(self, other: Runs) -> bool:
         """Whether two are in one store."""
@@ -266,12 +257,6 @@ def _begin(
     begin(transaction, run.id, kernel, receipt)
     if also is not None:
         also(transaction)
-
-
-def _refused(fault: IntegrityFault) -> StoreUnavailable:
-    return StoreUnavailable(
-        f"The store refused the record of the run: {fault.reason}.", suggestion="Check the store with `kiwi doctor`."
-    )
 
 
 def _is_due(run: RunRecord) -> bool:
