@@ -34,7 +34,7 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
-from kiwi_mcp.manifest.yaml import read_yaml
+from kiwi_mcp.manifest.document import read_yaml
 
 TOUR = Path(__file__).resolve().parent / "demo" / "tour.yaml"
 COMMAND_LIMIT = 300.0

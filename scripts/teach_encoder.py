@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from bert import Bert, Floats, Gradients
 from kiwi_mcp.domain.cards import Card
 from kiwi_mcp.search.encoder import MiniLM, WordPieces
-from kiwi_mcp.search.query import split_clauses
 from kiwi_mcp.search.index import passage_of
+from kiwi_mcp.search.query import split_clauses
 from kiwi_mcp.search.tokens import spelled
 from labelled import OWN, Labelled, Listed, read_sets, union, where
 from make_encoder import HEADS, PUBLISHED, download, write

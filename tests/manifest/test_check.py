@@ -12,10 +12,10 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Manifest
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.manifest.check import check
+from kiwi_mcp.manifest.document import read_yaml
 from kiwi_mcp.manifest.parse import parse
 from kiwi_mcp.manifest.source_file import read_manifest
 from kiwi_mcp.manifest.type_specs import load_type_specs
-from kiwi_mcp.manifest.yaml import read_yaml
 
 SHEETS = load_type_specs()
 SEEDS = Path(__file__).parents[1] / "data" / "seeds"

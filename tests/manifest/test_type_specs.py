@@ -10,9 +10,9 @@ from kiwi_mcp.data import FOLDER, parsed
 from kiwi_mcp.domain.items import TypeTraits
 from kiwi_mcp.domain.json import JsonObject, as_object
 from kiwi_mcp.manifest.check import check
+from kiwi_mcp.manifest.document import read_yaml
 from kiwi_mcp.manifest.parse import parse
 from kiwi_mcp.manifest.type_specs import BUILT_IN, faults_of, load_type_specs
-from kiwi_mcp.manifest.yaml import read_yaml
 
 QUERY = """
 type: query

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, compact
-from kiwi_mcp.manifest.yaml import read_yaml
+from kiwi_mcp.manifest.document import read_yaml
 
 
 def value_of(text: str) -> Json:

@@ -18,8 +18,8 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.records import AuditLevel
 from kiwi_mcp.domain.registry import DEFAULT_NAMESPACE, Actor, is_user_namespace
+from kiwi_mcp.manifest.document import read_yaml
 from kiwi_mcp.manifest.files import OwnerStamp, owner_stamp
-from kiwi_mcp.manifest.yaml import read_yaml
 from kiwi_mcp.store.open import DIALECTS
 
 FILE_NAME = "registry.yaml"

@@ -58,6 +58,14 @@ def package_name(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", found.group()).lower() if found else ""
 
 
+_FOLLOWING = {
+    ("value", "value"): "operator",
+    ("operator", "operator"): "right",
+    ("right", "value"): "join",
+    ("join", "join"): "value",
+}
+
+
 def _is_marker(text: str) -> bool:
     # A marker is `value operator value`, joined by and/or and grouped by parentheses.
     position, depth, expects = 0, 0, "value"
@@ -65,22 +73,15 @@ def _is_marker(text: str) -> bool:
         found = _MARKER.match(text, position)
         if found is None:
             return False
-        kind = found.lastgroup or ""
-        match (expects, kind):
-            case ("value", "open"):
-                depth += 1
-            case ("join", "close") if depth:
-                depth -= 1
-            case ("value", "value"):
-                expects = "operator"
-            case ("operator", "operator"):
-                expects = "right"
-            case ("right", "value"):
-                expects = "join"
-            case ("join", "join"):
-                expects = "value"
-            case _:
-                return False
+        step = (expects, found.lastgroup or "")
+        if step == ("value", "open"):
+            depth += 1
+        elif step == ("join", "close") and depth:
+            depth -= 1
+        elif step in _FOLLOWING:
+            expects = _FOLLOWING[step]
+        else:
+            return False
         position = found.end()
     return expects == "join" and depth == 0
 

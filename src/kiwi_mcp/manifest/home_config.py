@@ -14,9 +14,9 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import DEFAULT_SOURCES
 from kiwi_mcp.domain.json import Json, as_list, as_object, as_text
 from kiwi_mcp.domain.secret import looks_secret
+from kiwi_mcp.manifest.document import read_yaml
 from kiwi_mcp.manifest.files import OwnerStamp, owner_stamp
 from kiwi_mcp.manifest.names import did_you_mean
-from kiwi_mcp.manifest.yaml import read_yaml
 
 FILE_NAME = "config.yaml"
 _SOURCES = (*DEFAULT_SOURCES, ".claude/skills", ".agents/skills")

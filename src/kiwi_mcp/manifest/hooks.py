@@ -9,16 +9,7 @@ from msgspec import Struct, field
 
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
-from kiwi_mcp.manifest.expressions import (
-    MAX_DEPTH,
-    ExpressionFault,
-    at_path,
-    compiled,
-    is_equal,
-    is_ordered,
-    is_true,
-    is_within,
-)
+from kiwi_mcp.manifest import expressions
 from kiwi_mcp.manifest.json_schema import faults, schema_faults
 from kiwi_mcp.manifest.names import use_one_of
 
@@ -61,7 +52,11 @@ class Hook(Struct, frozen=True):
         """Whether the hook is for an event in a context; raise `ExpressionFault` for a broken expression."""
         if event not in self.events:
             return False
-        return is_true(compiled(self.when), context) if self.when else _holds(self.condition, context)
+        return (
+            expressions.is_true(expressions.compiled(self.when), context)
+            if self.when
+            else _holds(self.condition, context)
+        )
 
 
 def hooks_in(written: Json) -> tuple[Hook, ...]:
@@ -99,8 +94,8 @@ def _faults(one: JsonObject, place: str) -> Iterator[Issue]:
         yield Issue(place, "has neither `when` nor `event`", "Write `when=\"event.name == 'error'\"`, or an `event`.")
     if one.get("when"):
         try:
-            compiled(as_text(one.get("when")))
-        except ExpressionFault as fault:
+            expressions.compiled(as_text(one.get("when")))
+        except expressions.ExpressionFault as fault:
             yield Issue(f"{place}.when", f"is no expression: {fault}", "Write one such as `cost.turns > 5`.")
     if one.get("condition"):
         yield from _condition_faults(as_object(one["condition"]), f"{place}.condition", 0)
@@ -114,8 +109,8 @@ def _faults(one: JsonObject, place: str) -> Iterator[Issue]:
 
 
 def _condition_faults(condition: JsonObject, place: str, depth: int) -> Iterator[Issue]:
-    if depth > MAX_DEPTH:
-        yield Issue(place, f"is nested more than {MAX_DEPTH} deep", "Make it simpler.")
+    if depth > expressions.MAX_DEPTH:
+        yield Issue(place, f"is nested more than {expressions.MAX_DEPTH} deep", "Make it simpler.")
         return
     match condition:
         case {"any": parts} | {"all": parts} if len(condition) == 1:
@@ -142,9 +137,9 @@ def _holds(condition: JsonObject, context: JsonObject) -> bool:
         case {"not": part}:
             return not _holds(as_object(part), context)
         case {"path": str() as path, "op": str() as op}:
-            found, value = at_path(context, tuple(path.split("."))), condition.get("value")
+            found, value = expressions.at_path(context, tuple(path.split("."))), condition.get("value")
             if op in _ORDER:
-                return is_ordered(_ORDER[op], found, value)
+                return expressions.is_ordered(_ORDER[op], found, value)
             return op in _COMPARED and _COMPARED[op](found, value)
         case _:
             return not condition
@@ -156,10 +151,10 @@ def _matches(found: Json, pattern: Json) -> bool:
 
 
 _COMPARED: Mapping[str, Callable[[Json, Json], bool]] = {
-    "eq": is_equal,
-    "ne": lambda found, value: not is_equal(found, value),
-    "in": is_within,
-    "contains": lambda found, value: is_within(value, found),
+    "eq": expressions.is_equal,
+    "ne": lambda found, value: not expressions.is_equal(found, value),
+    "in": expressions.is_within,
+    "contains": lambda found, value: expressions.is_within(value, found),
     "exists": lambda found, value: (found is not None) != (value is False),
     "regex": _matches,
 }

@@ -17,8 +17,8 @@ from kiwi_mcp.domain.errors import Invalid
 from kiwi_mcp.domain.items import Signature
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
 from kiwi_mcp.domain.patterns import lazy_pattern
+from kiwi_mcp.manifest.document import read_yaml
 from kiwi_mcp.manifest.signatures import sha256_hex, split
-from kiwi_mcp.manifest.yaml import read_yaml
 
 MAX_SOURCE = 1_000_000
 """The longest source that is read, in characters."""

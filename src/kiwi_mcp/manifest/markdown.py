@@ -16,12 +16,11 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, text_of
 from kiwi_mcp.domain.names import Version, is_tool_id
 from kiwi_mcp.domain.patterns import lazy_pattern
-from kiwi_mcp.manifest.document import refuse
+from kiwi_mcp.manifest.document import read_yaml, refuse
 from kiwi_mcp.manifest.json_schema import faults, schema_faults
 from kiwi_mcp.manifest.permissions import grant_of
 from kiwi_mcp.manifest.signatures import split
 from kiwi_mcp.manifest.type_specs import FileFormat, TypeSpec
-from kiwi_mcp.manifest.yaml import read_yaml
 
 MAX_CHARACTERS = 4_000_000
 """The longest entry that is read; one longer than a book is a data file."""

@@ -19,10 +19,9 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
 from kiwi_mcp.domain.names import Version, is_tool_id, unused_name
 from kiwi_mcp.domain.patterns import lazy_pattern
-from kiwi_mcp.manifest.document import read_json, refuse
+from kiwi_mcp.manifest.document import read_json, read_yaml, refuse
 from kiwi_mcp.manifest.json_schema import schema_faults
 from kiwi_mcp.manifest.names import did_you_mean
-from kiwi_mcp.manifest.yaml import read_yaml
 
 MAX_BYTES = 16_000_000
 MAX_NODES = 2_000_000
@@ -70,11 +69,6 @@ class Api(Struct, frozen=True):
     def title(self) -> str:
         """What the document calls itself."""
         return as_text(as_object(self.root.get("info")).get("title"))
-
-    @property
-    def components(self) -> JsonObject:
-        """What the document defines once, to be referred to."""
-        return as_object(self.root.get("components"))
 
     def operations(self) -> Iterator[Operation]:
         """Yield every operation, in the order of the document."""
@@ -458,13 +452,8 @@ class RequestParameter(Struct, frozen=True):
     @property
     def text_in_path(self) -> str:
         """The slot as the path of a URL writes it."""
-        match self.style:
-            case "label":
-                return f".{self.text}"
-            case "matrix":
-                return f";{quote(self.wire, safe='')}={self.text}"
-            case _:
-                return self.text
+        lead = {"label": ".", "matrix": f";{quote(self.wire, safe='')}="}.get(self.style, "")
+        return lead + self.text
 
 
 def _named(slots: Iterable[RequestParameter]) -> tuple[RequestParameter, ...]:
@@ -673,7 +662,8 @@ def _credentials_of(api: Api, operation: Operation, prefix: str, auth: JsonObjec
 
 def _expressed(api: Api, names: list[str], prefix: str) -> Credentials | None:
     """Return the credentials for schemes that are all asked for at once."""
-    schemes = {name: api.follow(node) for name, node in as_object(api.components.get("securitySchemes")).items()}
+    defined = as_object(as_object(api.root.get("components")).get("securitySchemes"))
+    schemes = {name: api.follow(node) for name, node in defined.items()}
     is_only_key = sum(scheme.get("type") == "apiKey" for scheme in schemes.values()) < 2  # noqa: PLR2004 - not several
     auth: JsonObject = {}
     headers: dict[str, Json] = {}

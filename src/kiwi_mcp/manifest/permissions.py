@@ -92,7 +92,7 @@ def spawn_name(manifest: Manifest) -> str:
 
 def _grant(written: Json, name: str, sheets: TypeSpecs, *, with_delegated: bool) -> Grant:
     grant = empty_grant(name)
-    for word, patterns in _listed(as_object(written)).items():
+    for word, patterns in _listed(as_object(written)):
         grant = _with(grant, word, patterns, is_denied=False)
     for one in map(as_object, as_list(written)):
         tag, attributes = as_text(one.get("tag")), as_object(one.get("attrs"))
@@ -178,19 +178,16 @@ def _list_faults(written: JsonObject) -> Iterator[Issue]:
             yield Issue(place, "names a version", "Write the names alone: a permission is for every version.")
 
 
-def _listed(written: JsonObject) -> _Given:
-    """Return what the mapping form gives: seed 000's `{tools: [web_search]}`."""
-    given: dict[str, list[str]] = {}
+def _listed(written: JsonObject) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield what the mapping form gives, such as `{tools: [web_search]}`: fields of a grant, and patterns."""
     for word, names in written.items():
         patterns = [as_text(name).strip() for name in as_list(names) if as_text(name).strip()]
         if word == "spawn":
-            patterns = [one for name in patterns for one in _named(name)]
-        if word in _WORDS:
-            given.setdefault(word, []).extend(patterns)
+            yield word, [one for name in patterns for one in _named(name)]
+        elif word in _WORDS:
+            yield word, patterns
         elif word in _LISTS:
-            for field, found in _of_items(word.removesuffix("s"), patterns).items():
-                given.setdefault(field, []).extend(found)
-    return given
+            yield from _of_items(word.removesuffix("s"), patterns).items()
 
 
 def _is_nested(one: JsonObject) -> bool:

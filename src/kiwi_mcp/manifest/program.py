@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Literal, TypeAlias, cast
 
 from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from kiwi_mcp.domain.errors import InvalidArguments, InvalidManifest
 from kiwi_mcp.domain.grants import Grant, empty_grant
@@ -129,8 +130,8 @@ class DirectiveProgram(Struct, frozen=True):
 
     def to_json(self) -> JsonObject:
         """Return the program for the model of a caller."""
-        limits = _set_limits(self.limits)
-        model = {word: value for word in self.model.__struct_fields__ if (value := getattr(self.model, word))}
+        limits = {word: value for word, value in asdict(self.limits).items() if value is not None}
+        model = {word: value for word, value in asdict(self.model).items() if value}
         return {
             **self.written,
             "text": self.text,
@@ -153,9 +154,8 @@ def directive_program(item: TextItem, inputs: JsonObject, load: Load) -> Directi
     written = _written(item, configs[-1], schema)
     notices: list[str] = []
     system, before, after = ("\n\n".join(_context(word, lineage, load, notices)) for word in _CONTEXT)
-    able = [
-        (one, config["permissions"]) for one, config in zip(lineage, configs, strict=True) if config.get("permissions")
-    ]
+    rights = [(one.manifest.tool_id, config.get("permissions")) for one, config in zip(lineage, configs, strict=True)]
+    able = [(name, said) for name, said in rights if said]
     skills = tuple(dict.fromkeys(as_text(name) for config in configs for name in as_list(config.get("skills"))))
     listed = "\n".join(_skill_lines(skills, lineage, load, notices))
     nothing = (with_skills(empty_grant(manifest.tool_id), skills),)
@@ -172,9 +172,9 @@ def directive_program(item: TextItem, inputs: JsonObject, load: Load) -> Directi
         inputs=filled,
         input_schema=schema,
         outputs=as_object(_nearest("outputs", configs)) or manifest.outputs,
-        permissions=tuple(with_skills(grant_of(said, one.manifest.tool_id), skills) for one, said in able) or nothing,
-        delegates=tuple(with_skills(delegate_of(said, one.manifest.tool_id), skills) for one, said in able) or nothing,
-        limits=_as_limits({word: value for config in configs for word, value in _own_limits(config).items()}),
+        permissions=tuple(with_skills(grant_of(said, name), skills) for name, said in able) or nothing,
+        delegates=tuple(with_skills(delegate_of(said, name), skills) for name, said in able) or nothing,
+        limits=reduce(_with_limits, configs, DirectiveLimits()),
         model=_model(_nearest("model", configs), as_text(_nearest("model_tier", configs))),
         hooks=tuple(hook for config in reversed(configs) for hook in hooks_in(config.get("hooks"))),
         mcps=tuple(use for config in configs for use in mcps_in(config.get("mcps"))),
@@ -192,7 +192,6 @@ def thread_program(item: TextItem, inputs: JsonObject, load: Load) -> DirectiveP
     if directive is None:
         raise InvalidManifest(thread.tool_id, [_absent("config.directive", as_text(config.get("directive")))])
     program = directive_program(directive, inputs, load)
-    limits = {**_set_limits(program.limits), **_own_limits(config)}
     model = _model(config.get("model"), as_text(config.get("model_tier")))
     grants, delegates = program.permissions, program.delegates
     if config.get("inherit_permissions") is False:
@@ -204,7 +203,7 @@ def thread_program(item: TextItem, inputs: JsonObject, load: Load) -> DirectiveP
         program,
         permissions=grants,
         delegates=delegates,
-        limits=_as_limits(limits),
+        limits=_with_limits(program.limits, config),
         model=ModelPreference(
             model.tier or program.model.tier,
             model.id or ("" if model.tier else program.model.id),  # a tier of its own replaces the directive's model
@@ -517,19 +516,11 @@ def _nearest(word: str, configs: Sequence[JsonObject]) -> Json:
     return next((config[word] for config in reversed(configs) if config.get(word)), None)
 
 
-def _own_limits(config: JsonObject) -> JsonObject:
-    """Return the limits of one item; `max_tokens` and `timeout` are limits too."""
+def _with_limits(limits: DirectiveLimits, config: JsonObject) -> DirectiveLimits:
+    """Return limits with those of one item in their place; `max_tokens` and `timeout` are limits too."""
     others = {"tokens": config.get("max_tokens"), "duration": config.get("timeout")}
-    return {**{word: value for word, value in others.items() if value is not None}, **limits_in(config.get("limits"))}
-
-
-def _as_limits(words: JsonObject) -> DirectiveLimits:
-    known = {word: value for word, value in words.items() if word in DirectiveLimits.__struct_fields__}
-    return replace(DirectiveLimits(), **known)
-
-
-def _set_limits(limits: DirectiveLimits) -> JsonObject:
-    return {word: value for word in limits.__struct_fields__ if (value := getattr(limits, word)) is not None}
+    own = {**{word: value for word, value in others.items() if value is not None}, **limits_in(config.get("limits"))}
+    return replace(limits, **own)
 
 
 def _model(written: Json, tier: str) -> ModelPreference:

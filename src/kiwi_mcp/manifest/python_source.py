@@ -17,9 +17,8 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Manifest
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, text_of
 from kiwi_mcp.domain.patterns import lazy_pattern
-from kiwi_mcp.manifest.document import MAX_DEPTH, MAX_NODES, DocumentLimits, read_toml, refuse, settle
+from kiwi_mcp.manifest.document import MAX_DEPTH, MAX_NODES, DocumentLimits, read_toml, read_yaml, refuse, settle
 from kiwi_mcp.manifest.formats import is_variable, package_name
-from kiwi_mcp.manifest.yaml import read_yaml
 
 ENTRY_FUNCTIONS = ("main", "run", "execute")
 """The functions a Python tool may be called by, the first one present."""
@@ -325,12 +324,6 @@ def _read_script_block(text: str, source: PythonSource, what: str) -> None:
     if isinstance(declared, list):
         present = source.value.get("dependencies")
         source.value["dependencies"] = [*(present if isinstance(present, list) else []), *declared]
-
-
-def legacy_words(source: PythonSource) -> JsonObject:
-    """Return the manifest data of an old script with defaults: Python, run by its runtime, in a first version."""
-    defaults: JsonObject = {"tool_type": "script", "executor": "python_runtime", "version": "1.0.0"}
-    return {**defaults, **source.value}
 
 
 SHARED_CODE = "lib"

@@ -15,10 +15,9 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.patterns import lazy_pattern
-from kiwi_mcp.manifest.document import refuse
+from kiwi_mcp.manifest.document import read_data, refuse
 from kiwi_mcp.manifest.formats import Requirement, is_variable
 from kiwi_mcp.manifest.names import did_you_mean, use_one_of
-from kiwi_mcp.manifest.yaml import read_data
 
 DEFAULT_TIMEOUT = 300.0
 _VARIABLE = lazy_pattern(r"\$\{[A-Za-z_][A-Za-z0-9_]*(?::-([^}]*))?\}")

@@ -17,9 +17,8 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_object
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest import directive, markdown, python_source
-from kiwi_mcp.manifest.document import Document, read_json, read_toml, refuse
+from kiwi_mcp.manifest.document import Document, read_data, read_json, read_toml, read_yaml, refuse, syntax_fault
 from kiwi_mcp.manifest.type_specs import FileFormat, TypeSpec, TypeSpecs, load_type_specs
-from kiwi_mcp.manifest.yaml import read_data, read_yaml, syntax_fault
 
 MAX_LEAD = 64_000
 """How many characters at the start of a file are searched for metadata."""
@@ -55,8 +54,9 @@ def read_embedded(suffix: str, text: str, *, what: str, is_legacy_script: bool =
         source = python_source.read_python(text, what=what)
         if not is_legacy_script and not source.is_item:
             return None
-        value = python_source.legacy_words(source) if is_legacy_script else source.value
-        return SourceManifest(value, "embedded", source.lines, tuple(source.issues))
+        # An old script is Python, run by its runtime, in a first version.
+        usual = {"tool_type": "script", "executor": "python_runtime", "version": "1.0.0"} if is_legacy_script else {}
+        return SourceManifest({**usual, **source.value}, "embedded", source.lines, tuple(source.issues))
     for start, block in _leading_comments(text[:MAX_LEAD], comment_marks().get(suffix, Comments("#"))):
         if _KEY.search(block) is None:
             continue

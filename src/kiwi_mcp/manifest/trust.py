@@ -20,21 +20,22 @@ from kiwi_mcp.domain.items import Manifest, Signature
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.names import Version
 from kiwi_mcp.domain.registry import DEFAULT_NAMESPACE
+from kiwi_mcp.manifest.document import read_yaml
 from kiwi_mcp.manifest.owner_file import rewrite
 from kiwi_mcp.manifest.signatures import Rotation, fingerprint, is_key, is_signed, statement_for
-from kiwi_mcp.manifest.yaml import read_yaml
 
 Trust = Literal["verified", "owner", "integrity", "unsigned", "tampered", "revoked", "unknown_key"]
 
 FILE_NAME = "trust.yaml"
 LOCAL = "local"
 """The namespace of items that are in a folder and not published."""
-_WORDS = {
-    "own": {"name", "since", "namespaces", "rotation", "expires", "revoked", "reason"},
-    "publishers": {"since", "how", "fingerprint", "expires", "revoked", "reason"},
-    "versions": None,
-    "accepted": None,
+_WORDS: Mapping[str, tuple[str, ...]] = {
+    "own": ("name", "since", "namespaces", "rotation", "expires", "revoked", "reason"),
+    "publishers": ("fingerprint", "since", "how", "expires", "revoked", "reason"),
+    "versions": (),
+    "accepted": (),
 }
+"""The sections, and in those of keys what is said of each, in the order in which it is written."""
 _LARGEST = 4_000_000
 
 _Stat = tuple[int, int, int] | None
@@ -217,7 +218,7 @@ def _faults(value: Json) -> Iterable[Issue]:
 
 
 def _key_faults(section: Literal["own", "publishers"], keys: JsonObject, scope: str = "") -> Iterable[Issue]:
-    known = _WORDS[section] or set()
+    known = _WORDS[section]
     for public, facts in keys.items():
         place = f"{section}{scope}.{public[:50]}"
         if not is_key(public):
@@ -237,20 +238,15 @@ class TrustFile:
     """The owner's file of trust, changed one entry at a time and by one process at a time."""
 
     def __init__(self, user: Path) -> None:
-        self._path = user / FILE_NAME
-
-    @property
-    def path(self) -> Path:
-        """Where it is."""
-        return self._path
+        self.path = user / FILE_NAME
 
     def now(self) -> Trusted:
         """Return its content."""
-        return owner_trust(self._path)
+        return owner_trust(self.path)
 
     def keep_own(self, key: TrustedKey) -> None:
         """Keep one of the owner's keys as it is now."""
-        self._change("own", lambda entries: entries.update({key.public: _entry(key, _OWN)}))
+        self._change("own", lambda entries: entries.update({key.public: _entry(key, "own")}))
 
     def published(self, key: TrustedKey, namespace: str) -> None:
         """Note that one of the owner's keys published in a namespace."""
@@ -273,7 +269,7 @@ class TrustFile:
                 raise SignatureRefused(
                     f"Another key for {scope} became known meanwhile.", suggestion="Look at it: `kiwi key list`."
                 )
-            entries[scope] = held | {key.public: _entry(key, _PUBLISHED) for key in keys}
+            entries[scope] = held | {key.public: _entry(key, "publishers") for key in keys}
 
         self._change("publishers", add)
 
@@ -292,7 +288,7 @@ class TrustFile:
             self._change("accepted", lambda entries: entries.update(versions))
 
     def _change(self, section: str, change: Callable[[_Section], object]) -> None:
-        rewrite(self._path, section, change, check=lambda: parse_trust(self._path) if self._path.exists() else None)
+        rewrite(self.path, section, change, check=lambda: parse_trust(self.path) if self.path.exists() else None)
 
 
 def rotated(keys: Mapping[str, TrustedKey], new: str, statements: Iterable[Rotation]) -> tuple[Rotation, ...]:
@@ -313,10 +309,6 @@ def _is_above(version: str, known: str) -> bool:
     return one is not None and (other is None or one > other)
 
 
-_OWN = ("name", "since", "namespaces", "rotation", "expires", "revoked", "reason")
-_PUBLISHED = ("fingerprint", "since", "how", "expires", "revoked", "reason")
-
-
-def _entry(key: TrustedKey, words: Iterable[str]) -> dict[str, Json]:
-    values = ((word, getattr(key, word)) for word in words)
+def _entry(key: TrustedKey, section: Literal["own", "publishers"]) -> dict[str, Json]:
+    values = ((word, getattr(key, word)) for word in _WORDS[section])
     return {word: list(value) if isinstance(value, tuple) else value for word, value in values if value}

@@ -20,10 +20,9 @@ from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import SOURCE_TRAITS, DefinedBy, ItemType, Lifetime, ResultKind, Source, TypeTraits
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
-from kiwi_mcp.manifest.document import MAX_BYTES
+from kiwi_mcp.manifest.document import MAX_BYTES, read_yaml
 from kiwi_mcp.manifest.files import RACY, FileStamp, Stamps, are_fresh, settled, stamp_of
 from kiwi_mcp.manifest.json_schema import faults, schema_faults
-from kiwi_mcp.manifest.yaml import read_yaml
 
 Need = Literal["required", "none", "optional"]
 Reader = Literal["directive", "front_matter", "skill"]

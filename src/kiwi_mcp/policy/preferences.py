@@ -17,10 +17,10 @@ from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.patterns import lazy_pattern
+from kiwi_mcp.manifest.document import read_yaml
 from kiwi_mcp.manifest.files import OwnerStamp, owner_stamp
 from kiwi_mcp.manifest.home_config import usable_config
 from kiwi_mcp.manifest.names import did_you_mean
-from kiwi_mcp.manifest.yaml import read_yaml
 
 FILE_NAME = "preferences.yaml"
 """The file in the memory, which nothing but the owner's own commands write."""

@@ -20,7 +20,7 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
 from kiwi_mcp.domain.outcome import Outcome, Report, silent
 from kiwi_mcp.domain.plan import Plan
 from kiwi_mcp.drivers.process import create_driver
-from kiwi_mcp.manifest.yaml import read_yaml
+from kiwi_mcp.manifest.document import read_yaml
 
 BUILT_IN = Path(str(data.__file__)).parent / "tools"
 SUBPROCESS = Tool(

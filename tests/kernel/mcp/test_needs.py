@@ -14,10 +14,10 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Needs
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel import Answer, Kernel
+from kiwi_mcp.manifest.document import read_yaml
 from kiwi_mcp.manifest.mcp.clients import read_servers
 from kiwi_mcp.manifest.mcp.launch_command import known_servers_table
 from kiwi_mcp.manifest.mcp.server_entry import EntryOrigin
-from kiwi_mcp.manifest.yaml import read_yaml
 from kiwi_mcp.policy.needs import needs_named
 
 NPM = "@modelcontextprotocol/server-"

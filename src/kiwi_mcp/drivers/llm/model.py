@@ -33,8 +33,8 @@ from kiwi_mcp.domain.plan import HttpSpec, Plan
 from kiwi_mcp.drivers.llm.dialect import ErrorEvent, ReplyReader
 from kiwi_mcp.drivers.llm.dialects import DIALECTS
 from kiwi_mcp.drivers.llm.provider import ModelChoice
+from kiwi_mcp.manifest.document import read_yaml
 from kiwi_mcp.manifest.templates import defaulted, variables
-from kiwi_mcp.manifest.yaml import read_yaml
 from kiwi_mcp.primitives.http import client
 from kiwi_mcp.primitives.http.sse import ServerEvent
 

@@ -14,9 +14,9 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
 from kiwi_mcp.drivers.llm.provider import choose_model
+from kiwi_mcp.manifest.document import read_yaml
 from kiwi_mcp.manifest.runtime import has_providers, read_providers
 from kiwi_mcp.manifest.templates import defaulted, variables
-from kiwi_mcp.manifest.yaml import read_yaml
 from kiwi_mcp.policy.secret_access import missing_names
 
 _PRESETS = FOLDER / "tools" / "providers"

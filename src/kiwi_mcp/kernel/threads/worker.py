@@ -29,7 +29,7 @@ from kiwi_mcp.kernel.context import Services
 from kiwi_mcp.kernel.threads.runner import ThreadRunner
 from kiwi_mcp.kernel.threads.start import StartRequest
 from kiwi_mcp.kernel.threads.wake import ring, start_sleeper, worker_lock
-from kiwi_mcp.manifest.yaml import read_yaml
+from kiwi_mcp.manifest.document import read_yaml
 from kiwi_mcp.primitives.process.sleeper import DUE
 from kiwi_mcp.store.queue import LiveThread, WorkerRow
 from kiwi_mcp.store.schedules import OccurrenceTaken, Schedules

@@ -42,13 +42,13 @@ from kiwi_mcp.kernel.verbs.schedule import due_warnings
 from kiwi_mcp.kernel.verbs.search import SOURCES, card_sources, open_indexes
 from kiwi_mcp.kernel.verbs.why import holds
 from kiwi_mcp.kernel.view import Data, ViewItem, count_text
+from kiwi_mcp.manifest.document import read_yaml
 from kiwi_mcp.manifest.home_config import FILE_NAME as CONFIG
 from kiwi_mcp.manifest.home_config import home_config, memory_folder
 from kiwi_mcp.manifest.runtime import RuntimeConfig, runtime_config
 from kiwi_mcp.manifest.templates import defaulted, variables
 from kiwi_mcp.manifest.trust import FILE_NAME as TRUST_FILE
 from kiwi_mcp.manifest.trust import owner_trust
-from kiwi_mcp.manifest.yaml import read_yaml
 from kiwi_mcp.memory.files import list_files, read_bytes
 from kiwi_mcp.policy.policy_files import FILE_NAME, deployments, minimum, owner_policy
 from kiwi_mcp.policy.preferences import owner_preferences

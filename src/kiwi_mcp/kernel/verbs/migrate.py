@@ -52,6 +52,7 @@ from kiwi_mcp.kernel.verbs.create import Author
 from kiwi_mcp.kernel.verbs.sign import SignRequest, sign_checked
 from kiwi_mcp.kernel.view import Data, Hint, Notice, ViewItem, issue_text
 from kiwi_mcp.manifest.check import check
+from kiwi_mcp.manifest.document import read_yaml
 from kiwi_mcp.manifest.files import read_file
 from kiwi_mcp.manifest.parse import parse
 from kiwi_mcp.manifest.python_source import (
@@ -65,7 +66,6 @@ from kiwi_mcp.manifest.python_source import (
 from kiwi_mcp.manifest.signatures import digest_of, sha256_hex, signature_form, split
 from kiwi_mcp.manifest.source_file import read_manifest
 from kiwi_mcp.manifest.type_specs import TOOLS, TypeSpecs, load_type_specs
-from kiwi_mcp.manifest.yaml import read_yaml
 
 What = Literal["keep", "copy", "convert", "sign", "present", "skip"]
 MAX_LOOKED_AT = 10_000

@@ -17,8 +17,7 @@ from msgspec import Struct
 
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
-from kiwi_mcp.manifest.document import read_json, refuse
-from kiwi_mcp.manifest.yaml import read_yaml
+from kiwi_mcp.manifest.document import read_json, read_yaml, refuse
 
 MAX_BYTES = 16_000_000
 MAX_NODES = 1_000_000

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from kiwi_mcp.domain.errors import Conflict, Invalid, InvalidRequest, NotFound, TooLarge
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
-from kiwi_mcp.manifest.document import refuse
+from kiwi_mcp.manifest.document import read_data, refuse
 from kiwi_mcp.manifest.mcp.client_format import (
     MAX_BYTES,
     ClientFile,
@@ -44,11 +44,9 @@ from kiwi_mcp.manifest.mcp.server_entry import (
     ServerDraft,
     draft_server,
     id_for,
-    is_disabled,
 )
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.owner_file import put_file
-from kiwi_mcp.manifest.yaml import read_data
 
 Scope: TypeAlias = Literal["project", "user"]
 SCOPES: tuple[Scope, ...] = ("project", "user")
@@ -87,9 +85,8 @@ class ClientApp(Struct, frozen=True):
 
     def entry_of(self, command: str, args: Sequence[str]) -> JsonObject:
         """Return the entry by which it starts a program."""
-        if self.has_argv:
-            return {**self.entry, "command": [command, *args]}
-        return {**self.entry, self.command_word: command, "args": [*args]}
+        own = {"command": [command, *args]} if self.has_argv else {self.command_word: command, "args": [*args]}
+        return {**self.entry, **own}
 
     def own_command(
         self, verb: Literal["add", "remove"], scope: Scope, name: str, command: str = "", args: Sequence[str] = ()
@@ -147,10 +144,10 @@ def find_configurations(home: Path, project: Path, *, platform: str = sys.platfo
 
 def client_of(path: Path) -> ClientApp | None:
     """Return the client that a path is a configuration of, by the names it ends with."""
-    for client in clients().values():
-        if any(_ends_with(path, place) for scope in SCOPES for place in client.all_places(scope)):
-            return client
-    return None
+    places = (
+        (client, place) for client in clients().values() for scope in SCOPES for place in client.all_places(scope)
+    )
+    return next((client for client, place in places if _ends_with(path, place)), None)
 
 
 def project_of(path: Path) -> Path | None:
@@ -234,7 +231,8 @@ def read_servers(
         tool_id = id_for(name, used)
         if (manifest := draft_server(name, words, findings, origin=local, tool_id=tool_id)) is not None:
             used.add(tool_id)
-            servers.append(ServerDraft(name, manifest, is_off or is_disabled(words), project))
+            is_disabled = is_off or words.get("disabled") is True or words.get("enabled") is False
+            servers.append(ServerDraft(name, manifest, is_disabled, project))
     if len(entries) > _MAX_SERVERS:
         findings.issues.append(Issue("", f"more than {_MAX_SERVERS:,} servers", "Import them in parts."))
     if not entries:
@@ -399,7 +397,9 @@ def plan_undo(client: str, scope: Scope, *, home: Path, project: Path, keep_in: 
     own = {word: entry[word] for word in known.entry_of("", ()) if word in entry}
     shown = frozenset(_texts(own))
     backups = _backups_since_connect(path, keep_in, known)
-    lost = _lost(backups, known, table)
+    # The servers that were taken out since Kiwi was written into the file, and are not there again.
+    replaced = [known.file.servers(text, what=str(backup)) for backup, text in backups if REPLACED in backup.name]
+    lost = {name: words for one in replaced for name, words in one.items() if name not in {*table, ENTRY}}
     for backup, text in backups[:1]:
         # Written here and not touched since: what was there before is put back to the byte.
         try:
@@ -543,17 +543,6 @@ def _backups_since_connect(path: Path, keep_in: Path | None, client: ClientApp) 
         if not has_entry:
             break
     return found
-
-
-def _lost(
-    backups: Sequence[tuple[Path, str]], client: ClientApp, table: Mapping[str, JsonObject]
-) -> dict[str, JsonObject]:
-    """Return the servers that were taken out since Kiwi was written into a file, and are not there again."""
-    lost: dict[str, JsonObject] = {}
-    for backup, text in backups:
-        if REPLACED in backup.name:
-            lost |= client.file.servers(text, what=str(backup))
-    return {name: words for name, words in lost.items() if name not in table and name != ENTRY}
 
 
 def _with_entry(text: str, client: ClientApp, entry: JsonObject, *, what: str) -> str:

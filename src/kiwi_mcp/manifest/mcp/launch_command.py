@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_list, as_text, text_of
 from kiwi_mcp.domain.patterns import lazy_pattern
+from kiwi_mcp.manifest.document import read_data
 from kiwi_mcp.manifest.formats import is_node_requirement, is_python_requirement
-from kiwi_mcp.manifest.yaml import read_data
 
 _OPERATOR = lazy_pattern(r"[|&;<>`\n]|\$\(|\$\w")
 _ROOTED = lazy_pattern(r"[/~\"']|[A-Za-z]:[\\/]|\\\\")

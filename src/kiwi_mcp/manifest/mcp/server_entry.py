@@ -286,11 +286,6 @@ def draft_server(
     }
 
 
-def is_disabled(words: JsonObject) -> bool:
-    """Whether the client has the server, and does not start it."""
-    return words.get("disabled") is True or words.get("enabled") is False
-
-
 def id_for(name: str, taken: Collection[str]) -> str:
     """Return the name of the item for a server; one that is taken gets a number."""
     plain = _NOT_IN_ID.sub("_", name.lower()).strip("_-")[:_MAX_ID].rstrip("_-") or "server"
@@ -300,12 +295,9 @@ def id_for(name: str, taken: Collection[str]) -> str:
 def stdio_config(name: str, launch: ServerCommand, findings: ImportFindings, *, cwd: str = "") -> JsonObject:
     """Return the config of a server that is started here, with secrets put aside."""
     place = f"{name}.args"
-    config: dict[str, Json] = {
-        "transport": "stdio",
-        "command": translate(
-            launch.command, findings, place=f"{name}.command", stands_for=variable_name(name, "command")
-        ),
-    }
+    stands_for = variable_name(name, "command")
+    command = translate(launch.command, findings, place=f"{name}.command", stands_for=stands_for)
+    config: dict[str, Json] = {"transport": "stdio", "command": command}
     known = len(findings.secrets)
     pairs = zip(("", *launch.args), launch.args, strict=False)
     args = tuple(_argument(before, word, findings, owner=name, place=place) for before, word in pairs)
@@ -340,15 +332,14 @@ def _config(name: str, words: JsonObject, findings: ImportFindings, origin: Entr
         return None
     if command:
         env = _texts(words.get("env"), findings, f"{name}.env")
-        launch = unwrap(ServerCommand(command, tuple(text_of(word) for word in args), env))
+        launch = unwrap(ServerCommand(command, tuple(map(text_of, args)), env))
         if launch.is_kiwi:
             findings.warn(name, "is Kiwi itself, and is left out", "Nothing needs to be done.")
             return None
         if known := known_server(launch.command, launch.args):
             defaults = {word: _at_home(value, origin.home) for word, value in known.env.items()}
             launch = replace(launch, env={**defaults, **launch.env})
-        cwd = as_text(words.get("cwd")).strip()
-        cwd, folder = _folder(name, _at_home(cwd, origin.home), findings, origin)
+        cwd, folder = _folder(name, _at_home(as_text(words.get("cwd")).strip(), origin.home), findings, origin)
         command = anchor(_at_home(launch.command, origin.home), folder=folder)
         if command.startswith(("./", "../")):
             findings.warn(f"{name}.command", "is relative to a folder that is not known", "Write the whole path.")

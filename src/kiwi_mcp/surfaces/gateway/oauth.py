@@ -20,8 +20,7 @@ from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest, KiwiError, T
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.plan import HttpSpec
-from kiwi_mcp.manifest.document import read_json
-from kiwi_mcp.manifest.yaml import read_yaml
+from kiwi_mcp.manifest.document import read_json, read_yaml
 from kiwi_mcp.primitives.http import client
 
 FILE_NAME = "gateway.yaml"
