@@ -301,7 +301,14 @@ def open_tool(
     if head is None:
         raise InvalidManifest(str(path), [Issue(path.name, "it holds no manifest", "Add `tool_id` and `tool_type`.")])
     origin = Location(source, path, path.parent, namespace, base)
-    tree = _files(head, origin, base)
+    tree = Tree(str(path))
+    if origin.is_folder:
+        tree.take_folder(origin.root)
+    # Use the bytes of the manifest that were parsed: the file may have changed since.
+    tree.add(path.name, head.content)
+    tree.stamps[str(path)] = head.content.stamp
+    tree.take_shared(as_list(head.manifest.config.get("lib_imports")), base / "tools" / "lib")
+    files = tree.ordered()
     form = signature_form(path)
     signature, body = split(head.text, form)
     if form.lower() in DETACHED:
@@ -317,14 +324,14 @@ def open_tool(
         executor=manifest.executor,
         manifest_body=body.encode(),
         # The file with the manifest counts by its body: its bytes change when it is signed.
-        files=[file for file in tree.ordered() if file.path != path.name],
+        files=[file for file in files if file.path != path.name],
     )
     integrity = integrity_of(signature, digest, head.text, manifest, path=path, base=base, extractors=_extractors(base))
-    if integrity.startswith("valid:") and len(tree.ordered()) > 1:
+    if integrity.startswith("valid:") and len(files) > 1:
         integrity = "modified"  # an old hash covers one file, and nothing would protect the others
     if origin.is_built_in and signature is None:
         integrity = "builtin"
-    tool = Tool(manifest, origin, tree.ordered(), digest, signature, integrity)
+    tool = Tool(manifest, origin, files, digest, signature, integrity)
     tool, valid_until = _vouched(tool, trust_file, tree)
     return OpenedItem(tool, tuple(tree.stamps.items()), valid_until)
 
@@ -376,17 +383,6 @@ def bad_name(tool_id: str) -> Issue:
     """Return the issue of a name that no item may have."""
     rule = "a name is lower-case ASCII letters, digits, `_` and `-`, at most 128 of them, and no device name"
     return Issue("tool_id", f"{tool_id[:140]!r} cannot name an item: {rule}", "Choose a name such as `email_enricher`.")
-
-
-def _files(head: ManifestFile, origin: Location, base: Path) -> Tree:
-    tree = Tree(str(origin.path))
-    if origin.is_folder:
-        tree.take_folder(origin.root)
-    # Use the bytes of the manifest that were parsed: the file may have changed since.
-    tree.add(origin.path.name, head.content)
-    tree.stamps[str(origin.path)] = head.content.stamp
-    tree.take_shared(as_list(head.manifest.config.get("lib_imports")), base / "tools" / "lib")
-    return tree
 
 
 def _detached(path: Path, tree: Tree) -> Signature | None:

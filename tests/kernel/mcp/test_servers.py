@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 import pytest
 from hypothesis import given, settings
@@ -483,22 +483,16 @@ def test_project_files_are_imported_only_on_request(ask: Ask, scripted: Scripted
 
 @pytest.mark.usefixtures("sandbox")
 async def test_the_era_of_a_server_is_stored(kernel: Kernel, scripted: Scripted) -> None:
-    response: list[tuple[str, str]] = []
-
-    class Eras:
-        def remember(self, identity: str, era: str) -> None:
-            response.append((identity, era))
-
     class Lister:
         on_change: Callable[[str], None] | None = None
-        eras = Eras()
+        eras: ClassVar[dict[str, str]] = {}
 
     await kernel.call("mcp", {"action": "add", "server": "one", **scripted.words})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(McpServers, "driver", lambda _: Lister())
         McpServers(kernel._services).follow_changes()
     await kernel.aclose()
-    assert response == [("project/local/one@1.0.0", "legacy")]
+    assert Lister.eras == {"project/local/one@1.0.0": "legacy"}
 
 
 @pytest.mark.usefixtures("sandbox")

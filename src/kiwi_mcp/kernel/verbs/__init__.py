@@ -113,7 +113,7 @@ VERBS: tuple[VerbFamily, ...] = (
         _actions({"thread_tools": "return ask spawn wait checkpoints"}),
         is_native=True,
     ),
-    VerbFamily("code_tools", "What the item `code` does.", {"run": "code"}, is_native=True, runs_items=True),
+    VerbFamily("code_tools", "What the item `code` does.", {"run": "thread_tools"}, is_native=True, runs_items=True),
     VerbFamily("skill_tools", "What the skill tool does.", {"use": "skill"}, is_native=True),
     VerbFamily(
         "skill",

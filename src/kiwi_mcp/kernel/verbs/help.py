@@ -10,12 +10,12 @@ from typing import Annotated
 
 from kiwi_mcp.domain.errors import TopicNotFound
 from kiwi_mcp.domain.items import SOURCE_TRAITS
-from kiwi_mcp.domain.json import Json
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.tool_list import help_folder, help_topics
 from kiwi_mcp.kernel.verb import ANYONE, AnyJson, Argument, LongText, NameText, Request, Response, verb
 from kiwi_mcp.kernel.view import Data, Notice, ViewItem
 
+# Each is a request as a client sends it.
 _EXAMPLE = re.compile(r"^```json\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _ALIASES = {
     "tools": "tool",
@@ -80,7 +80,7 @@ async def explain(request: HelpRequest, context: VerbContext) -> HelpResponse:
     return HelpResponse(
         help=text,
         topic=name,
-        examples=examples(text),
+        examples=[json.loads(found) for found in _EXAMPLE.findall(text)],
         topics=[*help_topics()],
         installation={**installed, **({"notices": list(notices)} if notices else {})},
     )
@@ -89,8 +89,3 @@ async def explain(request: HelpRequest, context: VerbContext) -> HelpResponse:
 def page(name: str) -> str:
     """Return the text of a page."""
     return (help_folder() / f"{name}.md").read_text(encoding="utf-8")
-
-
-def examples(text: str) -> list[Json]:
-    """Return the JSON examples of a page, each a request as a client sends it."""
-    return [json.loads(found) for found in _EXAMPLE.findall(text)]

@@ -134,20 +134,16 @@ def listed(request: RunsListRequest, store: Runs, now: datetime) -> RunsListResp
         limit=request.limit + 1,  # one more than is returned shows whether there are more
     )
     found = store.list(wanted)
-    page = found[: request.limit]
-    return RunsListResponse(
-        runs=[filled(RunLine, run) for run in page],
-        next=page[-1].id if len(found) > len(page) else None,
-        suggestion=_known_tools(wanted.tool_id, store) if wanted.tool_id and not page else UNSET,
-    )
-
-
-def _known_tools(tool_id: str, store: Runs) -> str:
-    known = sorted({run.tool_id for run in store.list(RunFilter(limit=_LOOKED_AT))})
-    if tool_id in known:
-        return f"There are runs of {tool_id!r}, and none that fits the rest of what was asked."
-    listed = ", ".join(f"`{name}`" for name in known[:_NAMED]) or "nothing yet"
-    return f"No run of {tool_id!r} is recorded. {did_you_mean(tool_id, known)}Recorded lately: {listed}."
+    page, suggestion = found[: request.limit], ""
+    if wanted.tool_id and not page:
+        known = sorted({run.tool_id for run in store.list(RunFilter(limit=_LOOKED_AT))})
+        names = ", ".join(f"`{name}`" for name in known[:_NAMED]) or "nothing yet"
+        near = did_you_mean(wanted.tool_id, known)
+        suggestion = f"No run of {wanted.tool_id!r} is recorded. {near}Recorded lately: {names}."
+        if wanted.tool_id in known:
+            suggestion = f"There are runs of {wanted.tool_id!r}, and none that fits the rest of what was asked."
+    following = page[-1].id if len(found) > len(page) else None
+    return RunsListResponse(runs=[filled(RunLine, run) for run in page], next=following, suggestion=suggestion or UNSET)
 
 
 def _real(path: str) -> str:

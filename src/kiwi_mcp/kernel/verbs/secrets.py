@@ -137,7 +137,7 @@ class SecretChangeResponse(Response, frozen=True, kw_only=True):
 @verb("set", group="secrets", access=OWNER, is_local=True)
 async def set_secret(request: SecretsSetRequest, context: VerbContext) -> SecretChangeResponse:
     """Store a secret; its value is read from standard input, or asked for."""
-    catalog, store = await _opened(request.name, request.project_path, context)
+    catalog, store = await _opened(request, context)
     name, scope = request.name, _scope(request, store.all().get(request.name))
     if request.value is None:
         stored = await store.rebind(name, scope)
@@ -160,7 +160,7 @@ class SecretsRotateRequest(SecretRequest, frozen=True, kw_only=True):
 @verb("rotate", group="secrets", access=OWNER, is_local=True)
 async def rotate_secret(request: SecretsRotateRequest, context: VerbContext) -> SecretChangeResponse:
     """Give a secret another value; hosts, form and grants stay."""
-    catalog, store = await _opened(request.name, request.project_path, context)
+    catalog, store = await _opened(request, context)
     store.named(request.name)
     is_weak = _check_value(request.name, request.value, is_weak_accepted=request.weak)
     stored = await store.put(request.name, request.value, None, is_weak=is_weak)
@@ -179,7 +179,7 @@ class SecretsGrantRequest(SecretRequest, frozen=True, kw_only=True):
 @verb("grant", group="secrets", access=OWNER, is_local=True, needs_receipt=True)
 async def grant_secret(request: SecretsGrantRequest, context: VerbContext) -> SecretChangeResponse:
     """Let a tool use a secret that it names."""
-    catalog, store = await _opened(request.name, request.project_path, context)
+    catalog, store = await _opened(request, context)
     space, tool = catalog.space, request.tool
     holder = None if _PATTERN.search(tool) else holder_of(catalog.resolve(tool), space)
     item, digest = (holder.item, holder.digest) if holder else (tool, "")
@@ -198,7 +198,7 @@ class SecretsRevokeRequest(SecretRequest, frozen=True, kw_only=True):
 @verb("revoke", group="secrets", access=OWNER, is_local=True)
 async def revoke_secret(request: SecretsRevokeRequest, context: VerbContext) -> SecretChangeResponse:
     """Take a secret back from a tool, or from all of them."""
-    catalog, store = await _opened(request.name, request.project_path, context)
+    catalog, store = await _opened(request, context)
     name, tool = request.name, request.tool or ""
     wanted = tool.partition("@")[0]
     before = store.named(name).grants
@@ -219,7 +219,7 @@ async def revoke_secret(request: SecretsRevokeRequest, context: VerbContext) -> 
 @verb("remove", group="secrets", access=OWNER, is_local=True)
 async def remove_secret(request: SecretRequest, context: VerbContext) -> SecretChangeResponse:
     """Remove a secret and its value from the store."""
-    _, store = await _opened(request.name, request.project_path, context)
+    _, store = await _opened(request, context)
     await store.remove(request.name)
     message = f"{request.name} and its value are gone from the store"
     return SecretChangeResponse(action="remove", status="removed", message=message, name=request.name)
@@ -271,12 +271,12 @@ def _state(space: Space) -> Path:
     return vault_folder(space.user).parent
 
 
-async def _opened(name: str, project_path: str | None, context: VerbContext) -> tuple[Catalog, SecretStore]:
+async def _opened(request: SecretRequest, context: VerbContext) -> tuple[Catalog, SecretStore]:
     """Return the catalog of a request and the store of secrets, unlocked; refuse a name that no variable can have."""
-    catalog = context.services.catalogs.at(project_path)
-    if _NAME.fullmatch(name) is None:
+    catalog = context.services.catalogs.at(request.project_path)
+    if _NAME.fullmatch(request.name) is None:
         raise InvalidRequest(
-            f"{name[:200]!r} cannot be the name of a variable.",
+            f"{request.name[:200]!r} cannot be the name of a variable.",
             suggestion="Send `name`: letters, digits and `_`, such as CRM_KEY.",
         )
     store = open_vault(catalog.space.user)

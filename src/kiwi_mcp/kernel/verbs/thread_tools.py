@@ -1,4 +1,4 @@
-"""The verbs behind the tools of threads (`return`, `ask`, `spawn`, `wait`, `checkpoints`); only a thread calls them."""
+"""The verbs behind the tools of threads (`return`, `ask`, `spawn`, `wait`, `checkpoints`) and the item `code`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from functools import partial
 from msgspec import UNSET, UnsetType, field
 from msgspec.structs import replace
 
-from kiwi_mcp.domain.errors import InvalidArguments, PolicyDenied, ThreadWaiting
+from kiwi_mcp.domain.errors import InvalidArguments, InvalidProgram, PolicyDenied, ThreadWaiting
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.threads import NewEvent, Thread
 from kiwi_mcp.domain.times import now_ms
 from kiwi_mcp.kernel.context import VerbContext
+from kiwi_mcp.kernel.threads.code import read_program
 from kiwi_mcp.kernel.threads.runner import ThreadRunner, awaited
-from kiwi_mcp.kernel.threads.start import StartRequest, lowered_limits
+from kiwi_mcp.kernel.threads.start import CODE, StartRequest, lowered_limits
 from kiwi_mcp.kernel.threads.state import rebuild
 from kiwi_mcp.kernel.threads.work import ThreadStores, asked_event, new_question, store_question
 from kiwi_mcp.kernel.verb import ANYONE, AnyJson, Request, Response, verb
+from kiwi_mcp.kernel.verbs.thread import AwaitedThread, ThreadResponse, is_tainted, run_here, shown_thread, start_child
 from kiwi_mcp.manifest.program import return_faults
 from kiwi_mcp.store.threads import ThreadFilter
 
@@ -141,3 +143,31 @@ async def _is_over(seconds: Json, parent: Thread, stores: ThreadStores, context:
         body: JsonObject = {"waits_for": "child", "call_id": call_id, "until": until}
         await stores.do(lambda: stores.threads.append(parent, [NewEvent("asked", body)]))
     return now_ms() >= until
+
+
+class ProgramRequest(Request, frozen=True, kw_only=True):
+    """The arguments of the item `code`."""
+
+    arguments: dict[str, AnyJson] = field(default_factory=dict)
+    project_path: str | None = None
+
+
+@verb("run", group="code", wire=("code_tools", "run"), access=ANYONE, records=False)
+async def run_program(request: ProgramRequest, context: VerbContext) -> ThreadResponse:
+    """Run a program until it ends or waits."""
+    services, caller, given = context.services, context.caller, request.arguments
+    if not caller.origin.run:
+        raise PolicyDenied("Only the item `code` can call this.", suggestion="`kiwi run code`, or `help code`.")
+    own = services.context(caller, services.catalogs.at(request.project_path))
+    items = [as_text(one) for one in as_list(given.get("items"))]
+    program = read_program(as_text(given.get("code")), items, caller.origin.run, own)
+    wanted = StartRequest(CODE, as_object(given.get("inputs")), program=program)
+    if caller.origin.thread:
+        response = await start_child(wanted, context, is_waiting=True)
+    else:
+        made, _ = await services.one(ThreadRunner).create(wanted, own, is_tainted=is_tainted(context), is_own=True)
+        await run_here(made.id, context)
+        response = await shown_thread(made.id, context, AwaitedThread)
+    if response.code == "invalid_program":
+        raise InvalidProgram(str(response.message))
+    return response

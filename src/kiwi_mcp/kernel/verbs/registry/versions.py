@@ -460,7 +460,8 @@ async def verify(request: RegistryVerifyRequest, context: VerbContext) -> Regist
 
 
 def _verified(item: str | None, registry: Registry) -> RegistryVerifyResponse:
-    chosen = covered(Ref.parse(item), registry) if item else None
+    ref = Ref.parse(item) if item else None
+    chosen = matching(ref, every_version(ref, registry)) if ref else None
     found = list(islice(registry.verify([one.id for one in chosen] if chosen else None), _MAX_ISSUES))
     return RegistryVerifyResponse(
         tool_id=chosen[0].name.tool_id if chosen else UNSET,
@@ -487,11 +488,6 @@ def every_version(ref: Ref, registry: Registry) -> Sequence[VersionInfo]:
         raise ToolNotFound(ref.name)
     home = found[0].name.namespace
     return [listed for listed in found if listed.name.namespace == home]
-
-
-def covered(ref: Ref, registry: Registry) -> Sequence[VersionInfo]:
-    """Return the versions that a reference covers, the newest first."""
-    return matching(ref, every_version(ref, registry))
 
 
 def matching(ref: Ref, found: Sequence[VersionInfo]) -> Sequence[VersionInfo]:
