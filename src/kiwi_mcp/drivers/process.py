@@ -213,19 +213,7 @@ class Process(Driver):
             sandbox = await open_sandbox(profile, space, tuple(filter(None, own)))
         except IsolationUnavailable as refused:
             raise with_remedy(refused, profile.provenance, tool) from None
-        try:
-            if environment.packages:
-                await _install(environment, plan, frame, caller.report)
-            _have_snapshot(tool, tool_files, linked=environment.linked)
-            _have_snapshot(chain.executor, runtime_files)
-            if build:
-                seen = (tool_files, runtime_files, *filter(None, [environment.folder]))
-                level = packages.install_level(profile.level)
-                compiler = SandboxProfile(level, readable=seen, writable=(build.folder,))
-                make = partial(_compile, build=build, profile=compiler, space=space, report=caller.report)
-                await make_once(Path(build.folder), make)
-        except OSError as fault:
-            raise _unwritable(space, fault) from fault
+        await _have_files(frame, profile, environment, build, caller.report)
         env = dict(spec.env)
         if profile.scratch:
             sandbox = replace(sandbox, scratch_watch=watch)
@@ -324,18 +312,29 @@ def _frame_of(chain: Chain, space: Space) -> Frame:
     return frame
 
 
-async def _install(environment: Environment, plan: Plan, frame: Frame, report: Report) -> None:
-    """Install the packages that the plan names."""
-    manager, profile = frame.words.manager, plan.profile
-    if manager is None:
-        return
-    level = packages.install_level(profile.level if profile else strictest(()))
-    builder = packages.Installer(frame.space, level, report)
-    if not manager.is_shipped:
-        # Its commands are those of the runtime's author: they run at its level, with its provenance.
-        assert profile is not None  # noqa: S101 - the plan of a process has one
-        builder = packages.Installer(frame.space, profile.level, report, profile.provenance, is_shipped=False)
-    await packages.PackageManager(manager, frame.chain.executor).make(environment, frame.chain.tool, builder)
+async def _have_files(
+    frame: Frame, profile: SandboxProfile, environment: Environment, build: Build | None, report: Report
+) -> None:
+    """Have the dependencies, the files and the build of a tool."""
+    chain, space, manager = frame.chain, frame.space, frame.words.manager
+    tool_files, runtime_files = frame.facts["tool.files"], frame.facts["runtime.files"]
+    try:
+        if environment.packages and manager is not None:
+            installer = packages.Installer(space, packages.install_level(profile.level), report)
+            if not manager.is_shipped:
+                # Its commands are those of the runtime's author: they run at its level, with its provenance.
+                installer = packages.Installer(space, profile.level, report, profile.provenance, is_shipped=False)
+            await packages.PackageManager(manager, chain.executor).make(environment, chain.tool, installer)
+        _have_snapshot(chain.tool, tool_files, linked=environment.linked)
+        _have_snapshot(chain.executor, runtime_files)
+        if build:
+            seen = (tool_files, runtime_files, *filter(None, [environment.folder]))
+            level = packages.install_level(profile.level)
+            compiler = SandboxProfile(level, readable=seen, writable=(build.folder,))
+            make = partial(_compile, build=build, profile=compiler, space=space, report=report)
+            await make_once(Path(build.folder), make)
+    except OSError as fault:
+        raise _unwritable(space, fault) from fault
 
 
 def _unwritable(space: Space, fault: OSError) -> Unavailable:

@@ -46,7 +46,8 @@ async def serving_calls(
 ) -> AsyncIterator[tuple[int, dict[str, str]]]:
     """Yield a descriptor with which a process calls items, and the variables that its clients read."""
     async with connected_pair(_LONGEST) as (reader, writer, theirs):
-        calls = _Calls(tool, items, caller, dispatch, space, writer)
+        project: JsonObject = {"project_path": str(space.project)} if space.project_ai.is_dir() else {}
+        calls = _Calls(tool, items, dispatch, writer, caller.origin.tools, project)
         serving = asyncio.create_task(calls.serve(reader))
         path = f"{CLIENT}{os.pathsep}"
         try:
@@ -56,23 +57,16 @@ async def serving_calls(
             await asyncio.wait({serving})
 
 
-class _Calls:
+class _Calls(Struct, eq=False):
     """The calls of one run of a tool."""
 
-    def __init__(
-        self,
-        tool: Tool,
-        items: tuple[str, ...],
-        caller: Caller,
-        dispatch: Dispatch,
-        space: Space,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        self._tool, self._items, self._writer = tool, items, writer
-        self._depth = caller.origin.tools
-        self._dispatch = dispatch
-        self._project: JsonObject = {"project_path": str(space.project)} if space.project_ai.is_dir() else {}
-        self._made = 0
+    tool: Tool
+    items: tuple[str, ...]
+    dispatch: Dispatch
+    writer: asyncio.StreamWriter
+    depth: int
+    project: JsonObject
+    made: int = 0
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
         """Answer lines until the process ends or sends something that is no call."""
@@ -99,22 +93,20 @@ class _Calls:
 
     def _refusal(self, call: ToolCall) -> JsonObject | None:
         """Return why a call is not made, before any gate."""
-        self._made += 1
-        if call.item not in self._items or call.item in {self._tool.id, self._tool.identity}:
-            named = ", ".join(self._items)
-            text = (
-                f"{self._tool.id!r} may not call {call.item[:100]!r}: its manifest names {named} under `needs.items`."
-            )
+        self.made += 1
+        if call.item not in self.items or call.item in {self.tool.id, self.tool.identity}:
+            named = ", ".join(self.items)
+            text = f"{self.tool.id!r} may not call {call.item[:100]!r}: its manifest names {named} under `needs.items`."
             return {"error": "not_permitted", "message": text}
-        if self._depth >= _DEEPEST:
+        if self.depth >= _DEEPEST:
             return {"error": "too_deep", "message": f"Tools call each other at most {_DEEPEST} deep."}
-        if self._made > _MOST_CALLS // 4**self._depth:
-            return {"error": "too_many", "message": f"One run makes at most {_MOST_CALLS // 4**self._depth} calls."}
+        if self.made > _MOST_CALLS // 4**self.depth:
+            return {"error": "too_many", "message": f"One run makes at most {_MOST_CALLS // 4**self.depth} calls."}
         return None
 
     async def _call(self, call: ToolCall) -> JsonObject:
-        request: JsonObject = {"action": "run", "item_id": call.item, "parameters": call.parameters, **self._project}
-        content = as_object(await self._dispatch("execute", request))
+        request: JsonObject = {"action": "run", "item_id": call.item, "parameters": call.parameters, **self.project}
+        content = as_object(await self.dispatch("execute", request))
         if content.get("error"):
             return {"error": as_text(content.get("code")), "message": as_text(content.get("message"))}
         handle = as_text(content.get("result_handle"))
@@ -125,7 +117,7 @@ class _Calls:
         text, offset = "", 0
         for _ in range(_MOST_PAGES):
             request: JsonObject = {"item_type": "output", "item_id": handle, "offset": offset}
-            page = as_object(await self._dispatch("load", request))
+            page = as_object(await self.dispatch("load", request))
             text += as_text(page.get("content"))
             if not isinstance(following := page.get("next_offset"), int):
                 break
@@ -140,7 +132,7 @@ class _Calls:
         if call is not None and call.is_plain:
             error = answer.get("error")
             line = f"error {error}: {text_of(answer['message'])}" if error else f"ok {compact(answer['result'])}"
-            self._writer.write(line.replace("\n", " ").encode() + b"\n")
+            self.writer.write(line.replace("\n", " ").encode() + b"\n")
         else:
             own: JsonObject = {"id": call.id} if call is not None and call.id is not None else {}
-            self._writer.write(compact({**answer, **own}).encode() + b"\n")
+            self.writer.write(compact({**answer, **own}).encode() + b"\n")

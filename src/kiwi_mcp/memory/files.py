@@ -396,19 +396,15 @@ class Memory(Struct, frozen=True):
         except OSError as error:
             raise cannot_open(self.root, error) from error
         try:
-            await _lock(folder)
+            for _ in range(round(_PATIENCE / _PAUSE)):
+                with suppress(BlockingIOError):
+                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                await asyncio.sleep(_PAUSE)
+            else:
+                reason = "Another process has been changing the memory for ten seconds."
+                raise Unavailable(reason, suggestion="Try again.")
             await self.history.open()
             yield
         finally:
             os.close(folder)
-
-
-async def _lock(folder: int) -> None:
-    for _ in range(round(_PATIENCE / _PAUSE)):
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            await asyncio.sleep(_PAUSE)
-        else:
-            return
-    raise Unavailable("Another process has been changing the memory for ten seconds.", suggestion="Try again.")

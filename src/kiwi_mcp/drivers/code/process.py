@@ -53,26 +53,25 @@ class ProgramAnswer(Struct, frozen=True):
     printed: str = ""
 
 
-class ProgramProcess:
+class ProgramProcess(Struct, frozen=True):
     """A process that runs one program."""
 
-    def __init__(self, process: StdioProcess) -> None:
-        self._process = process
+    process: StdioProcess
 
     async def ask(self, request: JsonObject) -> ProgramAnswer:
         """Run a segment, and return how it ended."""
-        self._process.send(compact({**request, "limits": _LIMITS}).encode() + b"\n")
+        self.process.send(compact({**request, "limits": _LIMITS}).encode() + b"\n")
         try:
             async with asyncio.timeout(_SECONDS):
-                line = await self._process.line()
+                line = await self.process.line()
         except TimeoutError:
             return ProgramAnswer(failed=f"TimeoutError: no call and no end within {_SECONDS:.0f} seconds.")
         except TooLarge:
             return ProgramAnswer(failed=f"MemoryError: values of more than {LONGEST_ANSWER:,} bytes. Keep less.")
         if line is None:
             raise Unavailable(
-                f"The process of the program ended: {self._process.ending() or 'it closed its output'}. "
-                f"{self._process.complaints()[-500:]}".strip(),
+                f"The process of the program ended: {self.process.ending() or 'it closed its output'}. "
+                f"{self.process.complaints()[-500:]}".strip(),
                 suggestion="Let the program use less memory and time, or `kiwi doctor`.",
             )
         try:

@@ -187,16 +187,32 @@ class Installer(Struct, frozen=True):
     is_shipped: bool = True
     """Whether the commands ship with Kiwi; those of another runtime reach only indexes that the owner names."""
 
-    async def install(
+    async def run(
         self,
-        argv: Sequence[str],
-        folder: Path,
-        config: PackageConfig,
-        attempt: InstallTry,
+        command: Sequence[str],
+        tries: Sequence[InstallTry],
         *,
-        reads: Sequence[str] = (),
+        config: PackageConfig,
+        folder: Path,
+        packages: Sequence[str],
     ) -> ProcessResult:
-        """Run a command of a package manager, in the folder that it fills."""
+        """Run a command in each way that is left, until it succeeds; packages are built only if that was missing."""
+        result = None
+        reads = program_at(base_interpreter(), base_profile().covers).roots if config.uses_python else ()
+        for attempt in tries:
+            needs_build = result is not None and re.search(config.build_if.encode(), result.stderr, re.IGNORECASE)
+            if attempt.builds and not (config.build_if and needs_build):
+                break
+            argv = _filled((*command, *attempt.args), config, folder, packages)
+            result = await self._install(argv, folder, config, attempt, reads)
+            if is_done(result):
+                break
+        assert result is not None  # noqa: S101 - there is at least one try that builds nothing
+        return result
+
+    async def _install(
+        self, argv: Sequence[str], folder: Path, config: PackageConfig, attempt: InstallTry, reads: Sequence[str]
+    ) -> ProcessResult:
         indexes = indexes_of(config.index)
         if indexes.lines:
             (folder / ".npmrc").write_text("\n".join(indexes.lines) + "\n", encoding="utf-8")
@@ -488,9 +504,9 @@ async def build_environment(
 ) -> None:
     """Install packages into a folder, by a lock: the one given, or else the one of the first time."""
     installer.report(Progress(f"Installing {', '.join(packages)}"))
-    step = _Step(config, folder, tuple(packages), installer)
+    run = partial(installer.run, config=config, folder=folder, packages=packages)
     if config.create:
-        _demand(await step.run(config.create, (InstallTry(offline=True),)), packages)
+        _demand(await run(config.create, (InstallTry(offline=True),)), packages)
     if config.listed_in:
         listed = "\n".join(packages) + "\n"
         if config.listed_in.form == "json":
@@ -506,9 +522,9 @@ async def build_environment(
         if text:
             place.write_text(text, encoding="utf-8")
         else:
-            _demand(await step.run(config.resolve, config.tries), packages)
+            _demand(await run(config.resolve, config.tries), packages)
             write_whole(lock, place.read_bytes())
-    result = await step.run(config.install, config.tries)
+    result = await run(config.install, config.tries)
     if not is_done(result):
         fault = failure(packages, result)
         if config.lock:
@@ -526,50 +542,28 @@ def _demand(result: ProcessResult, packages: Sequence[str]) -> None:
         raise failure(packages, result)
 
 
-class _Step(Struct, frozen=True):
-    """Runs the commands of one installation."""
-
-    config: PackageConfig
-    folder: Path
-    packages: tuple[str, ...]
-    installer: Installer
-
-    async def run(self, command: Sequence[str], tries: Sequence[InstallTry]) -> ProcessResult:
-        """Run a command in each way that is left, until it succeeds; packages are built only if that was missing."""
-        config, result = self.config, None
-        reads = program_at(base_interpreter(), base_profile().covers).roots if config.uses_python else ()
-        for attempt in tries:
-            needs_build = result is not None and re.search(config.build_if.encode(), result.stderr, re.IGNORECASE)
-            if attempt.builds and not (config.build_if and needs_build):
-                break
-            argv = self._filled((*command, *attempt.args))
-            result = await self.installer.install(argv, self.folder, config, attempt, reads=reads)
-            if is_done(result):
-                break
-        assert result is not None  # noqa: S101 - there is at least one try that builds nothing
-        return result
-
-    def _filled(self, words: Sequence[str]) -> tuple[str, ...]:
-        config, values = self.config, {"folder": str(self.folder), "packages": list(self.packages)}
-        if config.lock:
-            values["lock"] = str(self.folder / config.lock.file)
-        if config.listed_in:
-            values["requirements"] = str(self.folder / config.listed_in.file)
-        if config.uses_python:
-            values["python"] = base_interpreter()
-        if "{index}" in words:
-            places = indexes_of(config.index).places
-            if not places:
-                raise EnvironmentFailed(
-                    f"No index of packages is named, so {', '.join(self.packages)} cannot be installed.",
-                    suggestion=f"Set {' or '.join(config.index.variables)} to the address or the folder of an index.",
-                    packages=list(self.packages),
-                )
-            values["index"] = places[0]
-        filled: list[str] = []
-        for word in as_list(render(list(words), values)):
-            filled += map(text_of, word if isinstance(word, list) else [word])
-        return (_program(filled[0], config), *filled[1:])
+def _filled(words: Sequence[str], config: PackageConfig, folder: Path, packages: Sequence[str]) -> tuple[str, ...]:
+    """Return a command with its values; only what it names is looked up."""
+    values = {"folder": str(folder), "packages": list(packages)}
+    if config.lock:
+        values["lock"] = str(folder / config.lock.file)
+    if config.listed_in:
+        values["requirements"] = str(folder / config.listed_in.file)
+    if config.uses_python:
+        values["python"] = base_interpreter()
+    if "{index}" in words:
+        places = indexes_of(config.index).places
+        if not places:
+            raise EnvironmentFailed(
+                f"No index of packages is named, so {', '.join(packages)} cannot be installed.",
+                suggestion=f"Set {' or '.join(config.index.variables)} to the address or the folder of an index.",
+                packages=list(packages),
+            )
+        values["index"] = places[0]
+    filled: list[str] = []
+    for word in as_list(render(list(words), values)):
+        filled += map(text_of, word if isinstance(word, list) else [word])
+    return (_program(filled[0], config), *filled[1:])
 
 
 def _program(name: str, config: PackageConfig) -> str:

@@ -18,7 +18,7 @@ from kiwi_mcp.manifest.runtime import ANY_MODEL, ModelTier, Providers, dialect_o
 
 DEFAULT_TIER = "balanced"
 _DEFAULT_OUTPUT = 4_096
-_DOLLAR = 1_000_000
+_MILLION = 1_000_000
 _KEY_HEADERS = {"anthropic": "x-api-key", "gemini": "x-goog-api-key"}
 """Headers that hold the key alone, without `Bearer`, by dialect."""
 _ENDPOINTS = {
@@ -199,7 +199,7 @@ def _price(model: str, declared: JsonObject, prices: JsonObject) -> ModelPrice |
 
 
 def _micros(dollars: Json) -> int:
-    return round((_number(dollars) or 0.0) * _DOLLAR)
+    return round((_number(dollars) or 0.0) * _MILLION)
 
 
 def _number(value: Json) -> float | None:
@@ -212,8 +212,6 @@ def _whole(value: Json) -> int:
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, PriceCalculation
-
-_MILLION = 1_000_000
 
 
 def cost_micros(usage: TokenUsage, choice: ModelChoice) -> int | None:

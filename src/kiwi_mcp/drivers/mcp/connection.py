@@ -374,15 +374,11 @@ class ServerConnection:
         self._told |= fresh.keys()
         return list(fresh.values())
 
-    def close(self) -> None:
-        """Let the conversation end."""
-        self._closing.set()
-
     async def aclose(self) -> None:
         """End the conversation, and everything that was started for it."""
         if self._parting:
             await asyncio.wait(self._parting)
-        self.close()
+        self._closing.set()
         if not self._was_greeted:
             self._task.cancel()
         await asyncio.wait({self._task}, timeout=CLOSE)

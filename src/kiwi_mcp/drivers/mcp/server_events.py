@@ -181,7 +181,14 @@ async def answered(asked: Json, talk: CallerChannel, server: ServerConfig) -> An
 
     A form and a question for folders that are not passed on are declined. For a model's text there is no such answer.
     """
-    questions = _questions(as_object(asked))
+    requests = {key: as_object(one) for key, one in as_object(asked).items()}
+    if len(requests) > MOST_QUESTIONS:
+        methods = sorted({as_text(one.get("method")) for one in requests.values()})[:MOST_QUESTIONS]
+        raise Unanswered(methods, message=f"The server asks {len(requests):,} questions at once.")
+    questions = {
+        key: Question(question_method(as_text(one.get("method"))), as_object(one.get("params")))
+        for key, one in requests.items()
+    }
     declined: dict[str, JsonObject] = {}
     for key, question in questions.items():
         if (refused := refusal(question, server)) is not None:
@@ -243,17 +250,6 @@ def _secret_fields(params: JsonObject) -> list[str]:
                     found.append(name)
             parts += part.values()
     return [strip_controls(name)[:_SHOWN_NAME] for name in found[:_SHOWN]]
-
-
-def _questions(asked: JsonObject) -> Questions:
-    if len(asked) > MOST_QUESTIONS:
-        methods = sorted({as_text(as_object(one).get("method")) for one in asked.values()})[:MOST_QUESTIONS]
-        raise Unanswered(methods, message=f"The server asks {len(asked):,} questions at once.")
-    found: dict[str, Question] = {}
-    for key, one in asked.items():
-        request = as_object(one)
-        found[key] = Question(question_method(as_text(request.get("method"))), as_object(request.get("params")))
-    return found
 
 
 MOST_LEFT = 64

@@ -129,7 +129,13 @@ def _message(value: JsonObject) -> JSONRPCMessage | None:
         case {"jsonrpc": "2.0", "result": Mapping() as result, "id": str() | int() as number}:
             return JSONRPCResponse.model_construct(jsonrpc="2.0", id=number, result=dict(result))
         case {"jsonrpc": "2.0", "error": Mapping() as error, "id": str() | int() | None as number}:
-            return JSONRPCError.model_construct(jsonrpc="2.0", id=number, error=_error(error))
+            code, message = error.get("code"), error.get("message")
+            fault = ErrorData(
+                code=code if isinstance(code, int) else _INTERNAL,
+                message=message if isinstance(message, str) else "The server gave no message.",
+                data=error.get("data"),
+            )
+            return JSONRPCError.model_construct(jsonrpc="2.0", id=number, error=fault)
         case _:
             return None
 
@@ -141,15 +147,6 @@ def _at_fault(reason: str) -> Unavailable:
 def _params(value: JsonObject) -> dict[str, Json] | None:
     params = value.get("params")
     return dict(params) if isinstance(params, Mapping) else None
-
-
-def _error(error: JsonObject) -> ErrorData:
-    code, message = error.get("code"), error.get("message")
-    return ErrorData(
-        code=code if isinstance(code, int) else _INTERNAL,
-        message=message if isinstance(message, str) else "The server gave no message.",
-        data=error.get("data"),
-    )
 
 
 _POST = 30.0
