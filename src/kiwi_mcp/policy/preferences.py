@@ -30,7 +30,7 @@ SECTIONS: tuple[Section, ...] = get_args(Section)
 CALLABLE = lazy_pattern(r"[a-zA-Z0-9_.-]{1,64}", re.ASCII)
 """A name that every client can call something by."""
 
-_PRODUCT = Path(kiwi_mcp.data.__file__).parent / FILE_NAME
+
 _WORDS = (*SECTIONS, "task_after")
 _NAMED: tuple[Section, ...] = ("always_send", "prompts")
 """What may be given another name; a resource is known by its address."""
@@ -172,7 +172,7 @@ def _merged(written: JsonObject) -> Preferences:
 
 @cache
 def _product() -> JsonObject:
-    return _parse(_PRODUCT)
+    return _parse(Path(kiwi_mcp.data.__file__).parent / FILE_NAME)
 
 
 def _layer(written: Json) -> PreferenceLayer:

@@ -76,7 +76,7 @@ OUTSIDE = Lookup()
 
 
 class Malformed(ValueError):
-    """What a client said that is no TLS."""
+    """The first bytes of a client are not TLS."""
 
 
 async def client_hello(reader: StreamReader, first: bytes) -> tuple[bytes, str]:

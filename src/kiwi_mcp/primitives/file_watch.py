@@ -189,9 +189,9 @@ class FileWatch:
                     self._folders.add(place)
                 continue
             # A file with more than one name is compared by stat as well.
-            is_told = self._add(folder, _SELF | _ENTRIES, (name,)) and self._add(place, _WRITES, ())
+            is_watched = self._add(folder, _SELF | _ENTRIES, (name,)) and self._add(place, _WRITES, ())
             is_plain = not parts and found.st_nlink == 1 and stat.S_ISREG(found.st_mode)
-            return is_told and is_plain and _is_still(found, place)
+            return is_watched and is_plain and _is_still(found, place)
         return not is_listed or self._add(folder, _SELF | _ENTRIES, None)
 
     def _add(self, path: str, mask: int, names: Iterable[str] | None) -> bool:

@@ -155,11 +155,6 @@ def failed(backend: str, said: bytes) -> IsolationUnavailable:
     )
 
 
-def unlaid(fault: OSError) -> IsolationUnavailable:
-    """Return the error of a sandbox for which what was granted could not be laid out."""
-    return failed("bubblewrap", f"what was granted cannot be laid out: {fault}".encode())
-
-
 def ungrantable(path: str, reason: str, suggestion: str) -> IsolationUnavailable:
     """Return the refusal of a path that cannot be given to a confined process."""
     return IsolationUnavailable(

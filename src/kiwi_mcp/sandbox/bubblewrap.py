@@ -31,7 +31,7 @@ from kiwi_mcp.domain.isolation import (
     start_here,
 )
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.sandbox import linux
+from kiwi_mcp.sandbox import linux, seccomp
 from kiwi_mcp.sandbox.backend import (
     Backend,
     Launch,
@@ -41,7 +41,6 @@ from kiwi_mcp.sandbox.backend import (
     failed,
     never,
     ungrantable,
-    unlaid,
 )
 from kiwi_mcp.sandbox.command_files import FOLDERS, find_launcher
 from kiwi_mcp.sandbox.levels import FOLDER, HOME, TMP, USER, BaseFileSystem, base_profile, demands
@@ -60,9 +59,9 @@ from kiwi_mcp.sandbox.limits import (
 from kiwi_mcp.sandbox.process_setup import OpenedGrant, ProcessSetup, Shields, prepare
 from kiwi_mcp.sandbox.rlimits import Rlimits
 from kiwi_mcp.sandbox.root_launcher import ROOT, STAGED, open_root_launcher
-from kiwi_mcp.sandbox.seccomp import AF_UNIX, filter_program, is_supported
+from kiwi_mcp.sandbox.seccomp import AF_UNIX, filter_program
 
-_TOLD = 4_096
+_LARGEST_REPORT = 4_096
 _PIPE = 65_536
 """The capacity of a pipe without a reader, in bytes."""
 _FIRST = re.compile(rb'"child-pid"\s*:\s*([1-9]\d*)')
@@ -89,8 +88,8 @@ def count_at(gate: StartGate, most: int, keep: ExitStack, _: int) -> None:
     loop, said = asyncio.get_running_loop(), bytearray()
 
     def listen() -> None:
-        said.extend(os.read(gate.child_info, _TOLD))
-        if b"}" in said or len(said) >= _TOLD:
+        said.extend(os.read(gate.child_info, _LARGEST_REPORT))
+        if b"}" in said or len(said) >= _LARGEST_REPORT:
             loop.remove_reader(gate.child_info)
             # If this fails, the process waits until its timeout: it never runs without a limit.
             resource.prlimit(json.loads(said)["child-pid"], resource.RLIMIT_NPROC, (most, most))
@@ -208,7 +207,7 @@ class Bubblewrap(Struct, frozen=True):
                 "Kiwi runs as root and `setpriv` is missing: install util-linux, or run Kiwi as another user.",
             ),
             (
-                not is_supported(machine()),
+                seccomp.machine(machine()) is None,
                 f"There is no filter of system calls for {machine()}: run the tool on x86_64 or aarch64.",
             ),
         )
@@ -311,7 +310,7 @@ class Bubblewrap(Struct, frozen=True):
                 open_root_launcher(grants, self.owner_map if owner == UNPRIVILEGED_ID else None, self.groups)
             )
         except OSError as fault:
-            raise unlaid(fault) from fault
+            raise failed("bubblewrap", f"what was granted cannot be laid out: {fault}".encode()) from fault
         arguments.words += _laid(grants, map(f"{STAGED}/{{}}".format, range(len(grants))), "", made.hidden)
         if cell.group is not None:
             group, bound = cell.group, partial(cell.limit, profile.limits)

@@ -14,7 +14,7 @@ from threading import Lock, Thread
 from typing import TypeVar, cast
 
 from kiwi_mcp.domain.isolation import ResourceLimits, T
-from kiwi_mcp.sandbox.backend import unlaid
+from kiwi_mcp.sandbox.backend import failed
 from kiwi_mcp.sandbox.levels import BaseFileSystem, base_profile
 from kiwi_mcp.sandbox.limits import ALL, Cgroup, CgroupParent, quota_of, start_limited
 from kiwi_mcp.sandbox.linux import (
@@ -275,7 +275,7 @@ class RootLauncher:
             try:
                 self._made = lay_out(*self.waiting)
             except OSError as fault:
-                raise unlaid(fault) from fault
+                raise failed("bubblewrap", f"what was granted cannot be laid out: {fault}".encode()) from fault
         return spawn()
 
     def end(self) -> None:

@@ -153,11 +153,6 @@ def _column(index: int) -> Mapping[str, int]:
     return {row[0]: int(row[index]) for row in rows if row[index] != "-"}
 
 
-def is_supported(machine_name: str) -> bool:
-    """Whether a kind of machine, as `uname` names it, has a filter."""
-    return machine(machine_name) is not None
-
-
 @cache
 def filter_program(machine_name: str, *, families: tuple[int, ...] = (), denied: tuple[str, ...] = ()) -> bytes:
     """Return the filter as the kernel takes it.

@@ -253,10 +253,6 @@ class Lookup:
                 raise denied(host, port, reason)
         return found
 
-    async def connect(self, host: str, port: int, granted: Sequence[str]) -> socket.socket:
-        """Return a connected socket for a host."""
-        return await self.connect_to(await self.addresses(host, port, granted), port)
-
     async def connect_to(self, addresses: Sequence[str], port: int) -> socket.socket:
         """Return a socket that is connected to the first of some addresses that answers."""
         fault: OSError | None = None

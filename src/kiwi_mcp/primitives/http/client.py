@@ -290,9 +290,10 @@ async def _opened(
     is_secure = request.url.scheme == "wss"
     refuse_denied(request, spec.denied)
     try:
+        addresses = await through.addresses(request.host, request.port, spec.granted)
         return await connect(
             str(request.url.copy_with(fragment=None)),
-            sock=await through.connect(request.host, request.port, spec.granted),
+            sock=await through.connect_to(addresses, request.port),
             ssl=through.tls() if is_secure else None,
             server_hostname=request.host if is_secure else None,
             additional_headers=[pair for pair in request.headers if pair[0].lower() not in _ALSO_OURS],

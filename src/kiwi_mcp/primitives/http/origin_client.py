@@ -115,7 +115,7 @@ class _Origin(httpx2.AsyncBaseTransport):
             await answer.aclose()
             another = await bearer.instead(token, answer.status, challenge)
             if another is None or is_again:
-                return _told(answer.status, headers, "wants a login", mark=_LOGIN)
+                return _error_response(answer.status, headers, "wants a login", mark=_LOGIN)
             token, is_again = another, True
 
     async def _sent(self, ours: WireRequest, request: httpx2.Request, token: Secret | None) -> httpcore2.Response:
@@ -142,13 +142,13 @@ class _Origin(httpx2.AsyncBaseTransport):
     ) -> httpx2.Response:
         if answer.status == _NOT_FOUND and "mcp-session-id" in request.headers:
             await answer.aclose()
-            return _told(answer.status, {}, "has forgotten the session", mark=_LOST)
+            return _error_response(answer.status, {}, "has forgotten the session", mark=_LOST)
         is_json = headers.get("content-type", "").lower().startswith("application/json")
         is_packed = headers.get("content-encoding", "identity").lower() != "identity"
         if is_packed or (answer.status >= _FIRST_ERROR and answer.status not in _SPOKEN and not is_json):
             await answer.aclose()
             packed = "compressed its answer, which was not asked for"
-            return _told(answer.status, headers, packed if is_packed else f"answered {answer.status}")
+            return _error_response(answer.status, headers, packed if is_packed else f"answered {answer.status}")
         is_stream = headers.get("content-type", "").lower().startswith("text/event-stream")
         is_endless = is_stream and answer.status == _OK and ours.method in self._streamed
         limit = None if is_endless else self._spec.max_bytes
@@ -224,7 +224,7 @@ def is_login_wanted(data: object) -> bool:
     return isinstance(data, Mapping) and data.get(_LOGIN) is True
 
 
-def _told(status: int, headers: Mapping[str, str], what: str, *, mark: str = "") -> httpx2.Response:
+def _error_response(status: int, headers: Mapping[str, str], what: str, *, mark: str = "") -> httpx2.Response:
     """Return an answer that no protocol error explains as one that does, so that its status is not lost."""
     data: dict[str, str | int] = {"http_status": status}
     if mark:

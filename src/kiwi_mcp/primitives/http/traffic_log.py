@@ -57,7 +57,7 @@ class TrafficLog:
         """What went in both directions, of all connections together."""
         self._rows: dict[_Key, TrafficRow] = {}
         self._others = TrafficRow(*_OTHERS)
-        self._told: dict[_Key, TrafficRow] = {}
+        self._reported: dict[_Key, TrafficRow] = {}
 
     def note(self, host: str, port: int, verdict: Verdict, reason: str = "") -> TrafficRow:
         """Count a connection, and return the row that its bytes belong to."""
@@ -95,8 +95,8 @@ class TrafficLog:
     def news(self) -> JsonObject:
         """Return the traffic since the last call, so that every byte is reported once; empty if there is none."""
         rows = {**self._rows, _OTHERS: self._others}
-        fresh = {key: row.since(self._told.get(key) or TrafficRow(*key)) for key, row in rows.items()}
-        self._told = {key: replace(row) for key, row in rows.items()}
+        fresh = {key: row.since(self._reported.get(key) or TrafficRow(*key)) for key, row in rows.items()}
+        self._reported = {key: replace(row) for key, row in rows.items()}
         response = TrafficLog()
         response.fault, response._others = self.fault, fresh.pop(_OTHERS)
         response._rows = {key: row for key, row in fresh.items() if row.count or row.bytes_out or row.bytes_in}

@@ -22,7 +22,7 @@ from kiwi_mcp.primitives.process.spawn import abandon
 
 PATIENCE = 20.0
 """How long the socket may take to be made, in seconds."""
-_TOLD = 4_096
+_LARGEST_REPORT = 4_096
 _lock = Lock()
 _helpers: dict[int, _Helper] = {}
 _PATIENCE = 5.0
@@ -107,9 +107,9 @@ def _end() -> None:
 async def _first_process(descriptor: int) -> int:
     """Return the number of the first process in a sandbox, as its launcher tells it."""
     said = b""
-    while b"}" not in said and len(said) < _TOLD:
+    while b"}" not in said and len(said) < _LARGEST_REPORT:
         await _readable(descriptor)
-        said += os.read(descriptor, _TOLD)
+        said += os.read(descriptor, _LARGEST_REPORT)
     number = json.loads(said).get("child-pid")
     if not isinstance(number, int):
         raise ValueError("the launcher did not say whom it started")  # noqa: TRY004 - what it said is wrong, not a type
@@ -127,7 +127,7 @@ async def _readable(descriptor: int) -> None:
 
 
 def _received(ours: socket.socket) -> socket.socket:
-    said, given, _, _ = socket.recv_fds(ours, _TOLD, 1, socket.MSG_CMSG_CLOEXEC)
+    said, given, _, _ = socket.recv_fds(ours, _LARGEST_REPORT, 1, socket.MSG_CMSG_CLOEXEC)
     if not given:
         raise OSError(said.decode(errors="replace") or "the helper ended without a word")
     listener = socket.socket(fileno=given[0])
