@@ -241,20 +241,10 @@ def manifest_of(definition: Definition, server: ServerRecord) -> Manifest:
 
 def written(manifest: Manifest, server: ServerRecord) -> JsonObject:
     """Return the manifest as an author would write it, to be read, or copied and changed."""
-    words: dict[str, Json] = {
-        "tool_id": manifest.tool_id,
-        "tool_type": manifest.tool_type,
-        "version": manifest.version,
-        "executor": server.key.server,
-        "name": manifest.name,
-        "description": manifest.description,
-        "tags": list(manifest.tags),
-        "config": manifest.config,
-        "parameters": manifest.parameters,
-        "outputs": manifest.outputs,
-        "mutates_state": manifest.mutates_state,
-        **manifest.extra,
-    }
+    texts = ("tool_id", "tool_type", "version", "executor", "name", "description", "tags")
+    others = ("config", "parameters", "outputs", "mutates_state")
+    words: dict[str, Json] = {name: getattr(manifest, name) for name in (*texts, *others)}
+    words |= {"executor": server.key.server, "tags": list(manifest.tags), **manifest.extra}
     return {word: value for word, value in words.items() if value not in ("", {}, [])}
 
 

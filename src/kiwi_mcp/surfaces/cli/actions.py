@@ -17,19 +17,9 @@ from kiwi_mcp.kernel.paths import nearest_project, user_space
 from kiwi_mcp.kernel.settings import registry_settings
 from kiwi_mcp.kernel.verbs import by_wire
 from kiwi_mcp.surfaces import start
-from kiwi_mcp.surfaces.cli import session
+from kiwi_mcp.surfaces.cli import prompts, session
 from kiwi_mcp.surfaces.cli.help import UsageError
 from kiwi_mcp.surfaces.cli.inputs import from_words, here
-from kiwi_mcp.surfaces.cli.prompts import (
-    approval_answer,
-    ask_network,
-    confirm,
-    is_confirmed,
-    open_address,
-    owner_prompt,
-    read_secret,
-    show_address,
-)
 from kiwi_mcp.surfaces.cli.screen import Screen, talk
 from kiwi_mcp.surfaces.cli.session import CliSession, request_of
 
@@ -61,14 +51,15 @@ def init(row: CommandRow, options: JsonObject) -> int:
 def run(row: CommandRow, options: JsonObject) -> int:
     """Run a tool, with its parameters read by its own schema; on a terminal, offer to sign a new file first."""
     cli, is_yes = CliSession(options), bool(options.get("yes"))
-    questions = owner_prompt(is_yes=is_yes)
+    questions = prompts.owner_prompt(is_yes=is_yes)
 
     async def work() -> int:
         async with cli.opened() as kernel:
             request = {**request_of(row, options), **call_parameters(options, kernel)}
             if questions is not no_answers and not is_yes and not options.get("dry_run"):
                 item = kernel.unsigned_item(as_text(request["item_id"]), as_text(request.get("item_type")) or None)
-                if item and await is_confirmed(f"{item.files} is new and unsigned: is it yours?\n{_OWN}", questions):
+                question = f"{item.files} is new and unsigned: is it yours?\n{_OWN}" if item else ""
+                if item and await prompts.is_confirmed(question, questions):
                     shown: JsonObject = {"digest": item.digest}
                     sign: JsonObject = {"action": "sign", "item_id": item.identity, "parameters": shown}
                     signed = await cli.send(kernel, "execute", sign)
@@ -82,7 +73,7 @@ def run(row: CommandRow, options: JsonObject) -> int:
 
 def setup(row: CommandRow, options: JsonObject) -> int:
     """Set up clients; without `--yes` a person has to be there to answer."""
-    questions = owner_prompt(is_yes=False)
+    questions = prompts.owner_prompt(is_yes=False)
     if not (options.get("yes") or options.get("undo")) and questions is no_answers:
         raise UsageError(
             "`kiwi setup` asks you something, and there is no terminal.", "Add `--yes`, or use a terminal."
@@ -219,7 +210,7 @@ def pull(row: CommandRow, options: JsonObject) -> int:
     if "://" in item or item.startswith(("./", "../", "/", "~")) or item in registry_settings(user_space()).remotes:
         suggestion = f"`kiwi registry remote pull {item}` copies from it what is missing here."
         raise InvalidRequest(f"`kiwi registry pull` takes an item, and {item!r} is a remote.", suggestion=suggestion)
-    return CliSession(options).tell(row, request_of(row, options), questions=owner_prompt(is_yes=False))
+    return CliSession(options).tell(row, request_of(row, options), questions=prompts.owner_prompt(is_yes=False))
 
 
 def add_server(row: CommandRow, options: JsonObject) -> int:
@@ -235,7 +226,7 @@ def import_servers(row: CommandRow, options: JsonObject) -> int:
     cli = CliSession(options)
     answer = cli.call("mcp", request_of(row, options))
     code = cli.show(answer, by_wire(row["wire"]))
-    for server, hosts in ask_network(map(as_object, as_list(answer.content.get("servers")))).items():
+    for server, hosts in prompts.ask_network(map(as_object, as_list(answer.content.get("servers")))).items():
         granted = cli.call("mcp", {"action": "allow", "server": server, "hosts": [*hosts]})
         code = cli.show(granted, by_wire(("mcp", "allow"))) or code
     return code
@@ -243,7 +234,7 @@ def import_servers(row: CommandRow, options: JsonObject) -> int:
 
 def login(row: CommandRow, options: JsonObject) -> int:
     """Log in to a server, in a browser if there is one."""
-    questions = show_address if options.get("no_browser") else open_address
+    questions = prompts.show_address if options.get("no_browser") else prompts.open_address
     return CliSession(options).tell(row, request_of(row, options), questions=questions)
 
 
@@ -253,7 +244,7 @@ def approve(row: CommandRow, options: JsonObject) -> int:
     if options.get("server"):
         request["always"] = "this server"
     if "approval_id" not in request:
-        if owner_prompt(is_yes=False) is no_answers:
+        if prompts.owner_prompt(is_yes=False) is no_answers:
             raise UsageError(
                 "`kiwi approvals approve` needs the number of a question where there is no terminal.",
                 "`kiwi approvals list` shows what waits.",
@@ -264,7 +255,7 @@ def approve(row: CommandRow, options: JsonObject) -> int:
             return 0
         request["approval_id"] = as_text(as_object(newest[0])["approval_id"])
         shown = cli.call("approvals", {"action": "show", "approval_id": request["approval_id"]})
-        if not confirm(as_text(shown.content.get("preview")), is_yes=False):
+        if not prompts.confirm(as_text(shown.content.get("preview")), is_yes=False):
             talk("It was not approved, and still waits.")
             return Denied.exit_code
     if not options.get("run"):
@@ -281,7 +272,7 @@ def approve(row: CommandRow, options: JsonObject) -> int:
 
 def watch_approvals(_: CommandRow, options: JsonObject) -> int:
     """Show questions as they come, and answer them on a terminal, until Ctrl-C."""
-    cli, can_answer = CliSession(options), owner_prompt(is_yes=False) is not no_answers
+    cli, can_answer = CliSession(options), prompts.owner_prompt(is_yes=False) is not no_answers
 
     async def work() -> int:
         seen: set[str] = set()
@@ -293,7 +284,7 @@ def watch_approvals(_: CommandRow, options: JsonObject) -> int:
                     shown = (await kernel.call("approvals", {"action": "show", "approval_id": approval}, OWNER)).content
                     Screen().data(f"\nquestion {shown['number']}\n{as_text(shown.get('preview'))}")
                     answers = tuple(map(as_text, as_list(shown.get("answers"))))
-                    if can_answer and (request := await approval_answer(answers)):
+                    if can_answer and (request := await prompts.approval_answer(answers)):
                         answered = await kernel.call("approvals", {**request, "approval_id": approval}, OWNER)
                         talk(as_text(answered.content.get("message")))
                 await asyncio.sleep(_LOOK)
@@ -306,14 +297,14 @@ def set_secret(row: CommandRow, options: JsonObject) -> int:
     """Store a secret, or another value of it; the value is never an argument."""
     request = request_of(row, options)
     if not options.get("keep"):
-        request["value"] = read_secret(as_text(options["name"]))
+        request["value"] = prompts.read_secret(as_text(options["name"]))
     return CliSession(options).tell(row, request)
 
 
 def forget(row: CommandRow, options: JsonObject) -> int:
     """Forget past searches; all of them only after a confirmation."""
     question = "Delete everything that search learned from use?"
-    if "item" not in options and not confirm(question, is_yes=bool(options.get("yes"))):
+    if "item" not in options and not prompts.confirm(question, is_yes=bool(options.get("yes"))):
         talk("Nothing was forgotten.")
         return Denied.exit_code
     return send(row, options)

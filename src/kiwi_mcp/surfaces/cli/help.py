@@ -63,7 +63,7 @@ def show(words: Sequence[str]) -> bool:
     """Print the page that was asked for; False if a command was."""
     before = words[: words.index("--")] if "--" in words else words
     named = [word for word in before if word not in HELP]
-    is_group = " ".join(words) in table()["groups"] and not any((*_by_path(words), *_by_alias(words)))
+    is_group = " ".join(words) in table()["groups"] and not any(_matches(words))
     if not is_group and len(named) == len(before):
         return False
     try:
@@ -90,21 +90,18 @@ def options_of(row: CommandRow) -> list[OptionRow]:
 
 def find(words: Sequence[str]) -> tuple[CommandRow, list[str]]:
     """Return the command that words name, and the words that are left for it."""
-    matches = [*_by_path(words), *_by_alias(words)]
+    matches = [*_matches(words)]
     if not matches:
         raise _unknown(words)
     _, row, rest = max(matches, key=lambda match: match[0])
     return row, rest
 
 
-def _by_path(words: Sequence[str]) -> Iterator[Match]:
+def _matches(words: Sequence[str]) -> Iterator[Match]:
     for row in table()["commands"]:
         path = row["path"].split()
         if [*words[: len(path)]] == path:
             yield (len(path), 1, 1), row, [*words[len(path) :]]
-
-
-def _by_alias(words: Sequence[str]) -> Iterator[Match]:
     for row in table()["commands"]:
         for alias in row["aliases"]:
             parts = alias.split()

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, NoReturn
 
 from kiwi_mcp.domain.errors import InvalidRequest, NotFound, TooLarge
 from kiwi_mcp.domain.json import Json, JsonObject, as_object
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from kiwi_mcp.surfaces.cli.rows import CommandRow, OptionRow
 
 
-Given: TypeAlias = Mapping[str, object]
-"""The texts of each option that was typed, by its field."""
 _AFTER_DASHES = "\0"
 """Marks a word that was typed after `--`, which is never an option; no argument can contain it."""
 _NOT_PARSED = {"command", "parameters"}
@@ -42,8 +40,8 @@ class _Parser(argparse.ArgumentParser):
         )
 
 
-def parse(row: CommandRow, words: Sequence[str]) -> Given:
-    """Return the texts of each option; those of `parameters` and `command` are lists of words."""
+def parse(row: CommandRow, words: Sequence[str]) -> Mapping[str, object]:
+    """Return the texts of each option that was typed; those of `parameters` and `command` are lists of words."""
     place = words.index("--") if "--" in words else len(words)
     before, after = [*words[:place]], [*words[place + 1 :]]
     options = options_of(row)
@@ -84,8 +82,8 @@ def _plain(value: object) -> object:
     return value.removeprefix(_AFTER_DASHES) if isinstance(value, str) else value
 
 
-def read(row: CommandRow, given: Given) -> dict[str, Json]:
-    """Return the value of each option that was typed, by its field."""
+def read(row: CommandRow, given: Mapping[str, object]) -> dict[str, Json]:
+    """Return the value of each option that was typed, by its field; `given` has the texts."""
     values: dict[str, Json] = {}
     for option in options_of(row):
         field = option["field"]

@@ -14,16 +14,7 @@ from msgspec import Struct
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.safe_text import escape_controls
-from kiwi_mcp.kernel.view import (
-    Data,
-    Hint,
-    JsonData,
-    Notice,
-    TableRow,
-    ViewItem,
-    issue_text,
-    warning_rows,
-)
+from kiwi_mcp.kernel import view
 
 _WORD = lazy_pattern(r"[^\W_]+")
 _MARK = lazy_pattern(r"^( *)(✓|!|✗|error:|warning:|hint:)(?= )", re.MULTILINE)
@@ -54,19 +45,19 @@ class Screen(Struct, frozen=True):
         """Write a value as JSON for people."""
         self.data(json.dumps(value, ensure_ascii=False, indent=2))
 
-    def show(self, items: Iterable[ViewItem]) -> None:
+    def show(self, items: Iterable[view.ViewItem]) -> None:
         """Write what a view yields."""
         for item in items:
             match item:
-                case Data(text):
+                case view.Data(text):
                     self.data(text)
-                case TableRow(text, bold):
+                case view.TableRow(text, bold):
                     self.line(text, bold)
-                case JsonData(value):
+                case view.JsonData(value):
                     self.json(value)
-                case Notice(text):
+                case view.Notice(text):
                     talk(text)
-                case Hint(text):
+                case view.Hint(text):
                     talk(f"hint: {text}")
 
 
@@ -102,11 +93,11 @@ def show_error(content: JsonObject, *, is_json: bool) -> None:
     for name in ("stdout", "stderr"):
         if printed := as_text(logs.get(name)).rstrip():
             talk(printed)
-    Screen().show(warning_rows(as_list(content.get("warnings"))))
+    Screen().show(view.warning_rows(as_list(content.get("warnings"))))
     talk(f"error: {as_text(content.get('message')) or as_text(content.get('error'))}")
     issues = [as_object(issue) for issue in as_list(content.get("issues"))]
     for issue in issues:
-        talk(issue_text(issue))
+        talk(view.issue_text(issue))
     if (result := content.get("result")) is not None:
         talk(f"reply: {text_of(result)[:2000]}")
     if diff := as_text(content.get("diff")):

@@ -23,16 +23,8 @@ from mcp.server.streamable_http import (
     check_accept_headers,
 )
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.shared import inbound
 from mcp.shared.dispatcher import coerce_request_id
-from mcp.shared.inbound import (
-    ERROR_CODE_HTTP_STATUS,
-    MCP_METHOD_HEADER,
-    MCP_PROTOCOL_VERSION_HEADER,
-    InboundModernRoute,
-    classify_inbound_request,
-    find_duplicated_routing_header,
-    validate_mcp_param_headers,
-)
 from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params
 from mcp.shared.message import ServerMessageMetadata
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
@@ -65,8 +57,6 @@ PING_SECONDS: Final = 15.0
 """How many seconds pass between pings, which keep proxies from closing the connection while a client waits."""
 
 Header: TypeAlias = tuple[bytes, bytes]
-Encode: TypeAlias = Callable[[types.JSONRPCMessage], bytes]
-"""Writes a message as JSON."""
 MAX_BODY = 4_194_304
 _SESSIONS, _SESSIONS_EACH = 1_024, 256
 """How many sessions are kept: of everybody, and of one visitor."""
@@ -86,9 +76,9 @@ _LOOK_SECONDS = 5.0
 
 
 class StreamReply:
-    """What goes back to one client; `headers` are sent besides those of its form."""
+    """What goes back to one client: `encode` writes messages as JSON; `headers` are sent besides those of its form."""
 
-    def __init__(self, send: Send, encode: Encode, *headers: Header) -> None:
+    def __init__(self, send: Send, encode: Callable[[types.JSONRPCMessage], bytes], *headers: Header) -> None:
         self._send = send
         self._encode = encode
         self._headers = headers
@@ -141,8 +131,8 @@ def is_modern_call(scope: Scope) -> bool:
     headers = Headers(scope=scope)
     return (
         scope["method"] == "POST"
-        and headers.get(MCP_METHOD_HEADER) == METHOD
-        and headers.get(MCP_PROTOCOL_VERSION_HEADER) in MODERN_PROTOCOL_VERSIONS
+        and headers.get(inbound.MCP_METHOD_HEADER) == METHOD
+        and headers.get(inbound.MCP_PROTOCOL_VERSION_HEADER) in MODERN_PROTOCOL_VERSIONS
         and headers.get("content-type", "").lower().startswith("application/json")
     )
 
@@ -155,21 +145,21 @@ def read_message(body: bytes) -> types.JSONRPCMessage | None:
         return None
 
 
-def _route(server: McpServer, request: Request, message: types.JSONRPCRequest) -> InboundModernRoute | None:
+def _route(server: McpServer, request: Request, message: types.JSONRPCRequest) -> inbound.InboundModernRoute | None:
     """Return what a sound call of the newest era says about its client; None for every other."""
     headers, params = request.headers, as_object(message.params)
-    if not all(check_accept_headers(request)) or find_duplicated_routing_header(headers.items()):
+    if not all(check_accept_headers(request)) or inbound.find_duplicated_routing_header(headers.items()):
         return None
     body = {"method": message.method, "params": message.params}
-    route = classify_inbound_request(body, headers=dict(headers.items()))
+    route = inbound.classify_inbound_request(body, headers=dict(headers.items()))
     schema = server.get_tool_input_schema and server.get_tool_input_schema(as_text(params.get("name")))
-    if schema and validate_mcp_param_headers(schema, as_object(params.get("arguments")), headers):
+    if schema and inbound.validate_mcp_param_headers(schema, as_object(params.get("arguments")), headers):
         return None
-    return route if isinstance(route, InboundModernRoute) else None
+    return route if isinstance(route, inbound.InboundModernRoute) else None
 
 
 async def _answer_modern(
-    server: McpServer, request: Request, message: types.JSONRPCRequest, route: InboundModernRoute, send: Send
+    server: McpServer, request: Request, message: types.JSONRPCRequest, route: inbound.InboundModernRoute, send: Send
 ) -> None:
     """Answer a call of the newest era."""
     reply = StreamReply(send, encode_modern)
@@ -191,7 +181,8 @@ async def _answer_modern(
         await stop(task)
     if not task.cancelled():
         answer = task.result()
-        status = ERROR_CODE_HTTP_STATUS.get(answer.error.code, 200) if isinstance(answer, types.JSONRPCError) else 200
+        code = answer.error.code if isinstance(answer, types.JSONRPCError) else 0
+        status = inbound.ERROR_CODE_HTTP_STATUS.get(code, 200)
         await reply.answer(answer, status=status)
 
 

@@ -26,17 +26,9 @@ from kiwi_mcp.domain.mcp import TaskUse
 from kiwi_mcp.domain.outcome import silent
 from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.store.tasks import Task, Tasks
+from kiwi_mcp.surfaces.mcp import running_call
 from kiwi_mcp.surfaces.mcp.protocol import Context
-from kiwi_mcp.surfaces.mcp.running_call import (
-    Result,
-    RunningCall,
-    Work,
-    as_request,
-    ask_client,
-    askable,
-    is_unhurried,
-    listening,
-)
+from kiwi_mcp.surfaces.mcp.running_call import Result, RunningCall, Work
 from kiwi_mcp.surfaces.mcp.tasks import TaskManager, TaskMethods, declares_tasks, missing_tasks, task_to_json
 
 _LONGEST_STATE = 4_096
@@ -202,9 +194,9 @@ class Calls:
                 return await self._as_task(errand, stored)
             if use == "required":
                 raise MCPError(types.INTERNAL_ERROR, "It runs as a task only, and none can be kept now. Nothing ran.")
-        async with listening(context) as (errand.hear, errand.log):
+        async with running_call.listening(context) as (errand.hear, errand.log):
             if not errand.is_begun:
-                if use == "never" and not errand.capabilities and is_unhurried.get():
+                if use == "never" and not errand.capabilities and running_call.is_unhurried.get():
                     return await errand.run(work)
                 has_listener = errand.hear is not silent or use != "never"
                 errand.start(work, has_listener=has_listener, answers=asked.answers)
@@ -214,8 +206,8 @@ class Calls:
         session = context.session
         # A client of the new era comes back with the answers; one of the old era is asked while it waits, if it can be.
         is_askable = is_modern(context) or session.can_send_request
-        capabilities = askable(session.client_capabilities) if is_askable else {}
-        ask = None if is_modern(context) else partial(ask_client, context)
+        capabilities = running_call.askable(session.client_capabilities) if is_askable else {}
+        ask = None if is_modern(context) else partial(running_call.ask_client, context)
         client = session.client_params
         return RunningCall(self._principal(context), capabilities, ask, client.client_info.name if client else "")
 
@@ -257,7 +249,7 @@ class Calls:
                     return errand.result()
                 if (state := self._parked.park(errand, self._binding(context, asked))) is not None:
                     errand.hear, errand.log = silent, unheard
-                    requests = {name: as_request(question) for name, question in errand.pending.items()}
+                    requests = {name: running_call.as_request(question) for name, question in errand.pending.items()}
                     return types.InputRequiredResult(input_requests=requests, request_state=state)
                 errand.refuse(
                     f"The tool asks a question, and {MOST_PARKED} calls wait for answers already.",

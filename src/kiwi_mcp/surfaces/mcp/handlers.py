@@ -20,16 +20,9 @@ from kiwi_mcp.kernel import Answer
 from kiwi_mcp.kernel.kernel import whole
 from kiwi_mcp.kernel.tool_names import description_of
 from kiwi_mcp.kernel.verbs import BY_NAME, VERBS
+from kiwi_mcp.surfaces.mcp import results
 from kiwi_mcp.surfaces.mcp.calls import Calls, ClientCall
 from kiwi_mcp.surfaces.mcp.protocol import NOT_FOUND_IS_INVALID_SINCE, Context, KernelApi
-from kiwi_mcp.surfaces.mcp.results import (
-    as_result,
-    declares_result,
-    passed_prompt,
-    passed_resource,
-    tool_result,
-    with_label,
-)
 from kiwi_mcp.surfaces.mcp.running_call import Result, askable
 from kiwi_mcp.surfaces.mcp.tool_list import HELP, KNOWLEDGE, SKILL, ToolListWatcher, tail
 
@@ -84,7 +77,7 @@ def tools_of(offers: Offers, *, revision: str) -> list[types.Tool]:
             title=offer.title or None,
             description=offer.description or offer.title or offer.name,
             input_schema={**offer.parameters, "type": "object"},
-            output_schema=dict(offer.outputs) if declares_result(offer, revision) else None,
+            output_schema=dict(offer.outputs) if results.declares_result(offer, revision) else None,
             annotations=hints if offer.hints != Hints() else None,
         )
         # One tool with a schema that the protocol does not know would cost the client its whole list.
@@ -178,10 +171,10 @@ class Handlers:
                 answer = await self._execute(offer, arguments, caller)
             self._changes.expect()
             if offer is None:
-                return with_label(as_result(answer, revision=revision), answer)
+                return results.with_label(results.as_result(answer, revision=revision), answer)
             if refusal := _passed_refusal(answer, context):
                 raise refusal
-            return with_label(await tool_result(self._kernel, answer, offer, revision=revision), answer)
+            return results.with_label(await results.tool_result(self._kernel, answer, offer, revision=revision), answer)
 
         asked = ClientCall("tools/call", params.name, arguments, params.input_responses, params.request_state)
         return await self._calls.answer(context, asked, work, task=task)
@@ -199,7 +192,7 @@ class Handlers:
                 page = await self._kernel.call("help", {"topic": topic}, caller)
                 if page.is_error:
                     raise _not_found(params.uri, context)
-                return with_label(_text_resource(params.uri, as_text(page.content.get("help"))), page)
+                return results.with_label(_text_resource(params.uri, as_text(page.content.get("help"))), page)
             offer, filled = await self._resource(params.uri)
             if offer is None:
                 raise _not_found(params.uri, context)
@@ -212,10 +205,10 @@ class Handlers:
                 result = (await whole(self._kernel, answer)).get("result")
                 found = as_object(result)
                 text = as_text(found.get("content")) or as_text(found.get("text")) or text_of(result)
-                return with_label(_text_resource(params.uri, text), answer)
-            if (passed := passed_resource(answer.passed)) is None:
+                return results.with_label(_text_resource(params.uri, text), answer)
+            if (passed := results.passed_resource(answer.passed)) is None:
                 raise _unreadable(params.uri)
-            return with_label(passed, answer)
+            return results.with_label(passed, answer)
 
         asked = ClientCall("resources/read", params.uri, {}, params.input_responses, params.request_state)
         return await self._calls.answer(context, asked, work)
@@ -241,11 +234,11 @@ class Handlers:
                 content = types.TextContent(text=as_text(program.get("text")))
                 messages = [types.PromptMessage(role="user", content=content)]
                 prompt = types.GetPromptResult(description=offer.description or None, messages=messages)
-                return with_label(prompt, answer)
-            if (passed := passed_prompt(answer.passed, revision=context.protocol_version)) is None:
+                return results.with_label(prompt, answer)
+            if (passed := results.passed_prompt(answer.passed, revision=context.protocol_version)) is None:
                 raise _unreadable(offer.name)
             # The user chose a prompt of a server that the owner accepted.
-            return with_label(passed, replace(answer, is_instructions=True))
+            return results.with_label(passed, replace(answer, is_instructions=True))
 
         asked = ClientCall("prompts/get", params.name, given, params.input_responses, params.request_state)
         return await self._calls.answer(context, asked, work)

@@ -16,14 +16,10 @@ from mcp.server.connection import Connection, NotifyOnlyOutbound
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
 from mcp.server.runner import ServerRunner, modern_error_data, serve_one
+from mcp.shared import jsonrpc_dispatcher as dispatcher
 from mcp.shared.dispatcher import CallOptions, Outbound, coerce_request_id
 from mcp.shared.exceptions import NoBackChannelError
 from mcp.shared.inbound import InboundModernRoute, classify_inbound_request
-from mcp.shared.jsonrpc_dispatcher import (
-    cancelled_request_id_from_params,
-    handler_exception_to_error_data,
-    progress_token_from_params,
-)
 from mcp.shared.message import MessageMetadata, SessionMessage
 from mcp.shared.transport_context import TransportContext
 from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
@@ -64,8 +60,6 @@ _PARTING = 1.0
 """How long a client may keep us waiting with the last words to it, in seconds."""
 _FAULT_OF_HANDLER = 0
 """The code under which the SDK tells a client of the handshake era that a handler failed."""
-Tell: TypeAlias = Callable[[types.JSONRPCNotification], Awaitable[None]]
-"""Sends a client what belongs to a request, before its answer."""
 Answer: TypeAlias = types.JSONRPCResponse | types.JSONRPCError
 Work: TypeAlias = Callable[[], Awaitable[dict[str, Any]]]
 """Gives the result of a request."""
@@ -172,7 +166,8 @@ class FastRequest(Struct):
     """One request on the short way, as the SDK's runner wants to know of it: a `DispatchContext`."""
 
     request: types.JSONRPCRequest
-    tell: Tell
+    tell: Callable[[types.JSONRPCNotification], Awaitable[None]]
+    """Sends the client what belongs to the request, before its answer."""
     back: Outbound | None = None
     """By which the client is asked while it waits; None where it cannot be."""
     message_metadata: MessageMetadata = None
@@ -211,7 +206,7 @@ class FastRequest(Struct):
 
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Tell the client how far the request is, if it asked for progress."""
-        if (token := progress_token_from_params(self.request.params)) is not None:
+        if (token := dispatcher.progress_token_from_params(self.request.params)) is not None:
             params = {"progressToken": token, "progress": progress, "total": total, "message": message}
             given = {key: value for key, value in params.items() if value is not None}
             await self.notify("notifications/progress", given)
@@ -223,7 +218,7 @@ class FastRequest(Struct):
         try:
             return types.JSONRPCResponse(jsonrpc="2.0", id=number, result=await work())
         except Exception as fault:  # noqa: BLE001 - the edge of the protocol: every fault has an answer
-            error = modern_error_data(fault) if is_modern else handler_exception_to_error_data(fault)
+            error = modern_error_data(fault) if is_modern else dispatcher.handler_exception_to_error_data(fault)
             if error is None:
                 _log.error("a call failed", exc_info=fault)
                 error = types.ErrorData(code=_FAULT_OF_HANDLER, message=str(fault))
@@ -251,7 +246,7 @@ class FastPath:
         """Read a message, and return whether it is handled here; the SDK gets all others."""
         match message:
             case types.JSONRPCNotification(method="notifications/cancelled"):
-                number = cancelled_request_id_from_params(message.params)
+                number = dispatcher.cancelled_request_id_from_params(message.params)
                 known = self._exchanges.get(coerce_request_id(number)) if number is not None else None
                 if known is not None:
                     known[0].call_off(known[1])

@@ -26,18 +26,8 @@ from kiwi_mcp.kernel.paths import user_space
 from kiwi_mcp.manifest.home_config import usable_config
 from kiwi_mcp.primitives.telemetry import start_tracing
 from kiwi_mcp.store.principals import STDIO
+from kiwi_mcp.surfaces.mcp import handshake
 from kiwi_mcp.surfaces.mcp.calls import Calls
-from kiwi_mcp.surfaces.mcp.handshake import (
-    LINE_LIMIT,
-    OVERLONG,
-    PREFERENCES,
-    HandshakeResult,
-    StdioPipe,
-    conditions,
-    load_prepared,
-    path_of,
-    stamp,
-)
 from kiwi_mcp.surfaces.mcp.protocol import Context, KernelApi
 from kiwi_mcp.surfaces.mcp.server import FastPath, McpServer, build_server, tool_lists
 from kiwi_mcp.surfaces.mcp.tool_list import ToolListWatcher
@@ -54,7 +44,7 @@ _KEPT = 64
 class StdioWriter(ObjectSendStream[SessionMessage]):
     """The one writer of the wire: every message is one line, whole."""
 
-    def __init__(self, wire: StdioPipe) -> None:
+    def __init__(self, wire: handshake.StdioPipe) -> None:
         self._wire = wire
         self._writer: asyncio.StreamWriter | None = None
         self._held: list[bytes] = []
@@ -116,8 +106,8 @@ class StdioReader(ObjectReceiveStream[SessionMessage | Exception]):
 
     def __init__(
         self,
-        wire: StdioPipe,
-        opening: HandshakeResult,
+        wire: handshake.StdioPipe,
+        opening: handshake.HandshakeResult,
         outbound: StdioWriter,
         short: FastPath,
         leave: Callable[[], None],
@@ -200,8 +190,8 @@ def can_wait(fd: int) -> bool:
 
 def decoded(line: bytes) -> types.JSONRPCMessage | types.ErrorData:
     """Return the message in a line, or what is wrong with it."""
-    if line is OVERLONG:
-        message = f"Parse error: a message is longer than {LINE_LIMIT:,} bytes"
+    if line is handshake.OVERLONG:
+        message = f"Parse error: a message is longer than {handshake.LINE_LIMIT:,} bytes"
         return types.ErrorData(code=types.PARSE_ERROR, message=message)
     try:
         return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
@@ -222,7 +212,7 @@ def encoded(message: types.JSONRPCMessage) -> bytes:
         return types.JSONRPCError(jsonrpc="2.0", id=number, error=fault).model_dump_json(exclude_unset=True).encode()
 
 
-def run(wire: StdioPipe, opening: HandshakeResult, project: str) -> None:
+def run(wire: handshake.StdioPipe, opening: handshake.HandshakeResult, project: str) -> None:
     """Serve the rest of a conversation that stage one has opened, with a kernel of its own."""
     if missing := start_tracing():
         sys.stderr.write(f"warning: {missing}\n")
@@ -238,7 +228,7 @@ def principal(_context: Context) -> str:
 
 
 async def serve(
-    kernel: KernelApi, wire: StdioPipe, opening: HandshakeResult, *, calls: Calls, project: str = ""
+    kernel: KernelApi, wire: handshake.StdioPipe, opening: handshake.HandshakeResult, *, calls: Calls, project: str = ""
 ) -> None:
     """Serve until the client leaves or the process is asked to end; calls in flight are cancelled first."""
     outbound = StdioWriter(wire)
@@ -264,20 +254,20 @@ async def serve(
         await kernel.aclose()
 
 
-async def settle(server: McpServer, changes: ToolListWatcher, opening: HandshakeResult, project: str) -> None:
+async def settle(server: McpServer, changes: ToolListWatcher, opening: handshake.HandshakeResult, project: str) -> None:
     """Keep the list of tools that holds for the next start, and notice whether stage one gave out another.
 
     Where the owner prefers nothing of their own, and has no servers, it is the prepared one, which is not kept again.
     """
     root = usable_config(user_space()).memory_root
-    preferences = f"{root}/preferences.yaml" if root else PREFERENCES
-    made_under, path = stamp(preferences), Path(path_of(project))
+    preferences = f"{root}/preferences.yaml" if root else handshake.PREFERENCES
+    made_under, path = handshake.stamp(preferences), Path(handshake.path_of(project))
     tools = await tool_lists(server)
-    if made_under is None and tools == load_prepared()["tools"]:
+    if made_under is None and tools == handshake.load_prepared()["tools"]:
         with suppress(OSError):
             await asyncio.to_thread(path.unlink, missing_ok=True)
     else:
-        made_for = {**conditions(project, made_under), "preferences": preferences}
+        made_for = {**handshake.conditions(project, made_under), "preferences": preferences}
         await asyncio.to_thread(keep, path, {**made_for, "tools": tools})
     if opening.listed is not None and tools[opening.listed[0]] != opening.listed[1]:
         changes.outdate_tools()
