@@ -27,16 +27,7 @@ items and hosts.
 """
 KINDS: tuple[ResourceKind, ...] = get_args(ResourceKind)
 _FIELDS: Mapping[ResourceKind, str] = {
-    "verb": "verbs",
-    "item": "items",
-    "read": "read",
-    "write": "write",
-    "host": "hosts",
-    "command": "commands",
-    "variable": "variables",
-    "spawn": "spawn",
-    "trait": "traits",
-    "endpoint": "endpoints",
+    kind: kind if kind in {"read", "write", "spawn"} else f"{kind}s" for kind in KINDS
 }
 OWNER_POLICY = "policy.yaml"
 _USE: Mapping[ResourceKind, str] = {"read": "reading of", "write": "writing of", "endpoint": "request"}

@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import termios
-import tty
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -124,8 +123,11 @@ def dev(_: CommandRow, options: JsonObject) -> int:
     work = _develop(CliSession(options), as_text(options["item_id"]), options)
     if not sys.stdin.isatty():
         return session.run(work)
-    before = termios.tcgetattr(sys.stdin)
-    tty.setcbreak(sys.stdin)  # single keys are read without Enter
+    before, single_keys = termios.tcgetattr(sys.stdin), termios.tcgetattr(sys.stdin)
+    # Not by `tty`: that copies the names of `termios` when it is imported, and finds none in the stand-in of that.
+    single_keys[3] &= ~(termios.ECHO | termios.ICANON)
+    single_keys[6][termios.VMIN], single_keys[6][termios.VTIME] = 1, 0
+    termios.tcsetattr(sys.stdin, termios.TCSAFLUSH, single_keys)
     try:
         return session.run(work)
     finally:
