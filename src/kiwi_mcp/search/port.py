@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol, TypeAlias, get_args
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -104,17 +103,6 @@ class Hit(Struct, frozen=True):
     why: MatchReason = _NOTHING
 
 
-SortBy = Literal["score", "date", "name"]
-
-_ORDERS: Mapping[str, Callable[[Hit], float | tuple[str, ...]]] = MappingProxyType(
-    {
-        "score": lambda hit: -hit.score,
-        "date": lambda hit: -hit.card.modified,
-        "name": lambda hit: (hit.card.tool_id, hit.card.identity),
-    }
-)
-
-
 class Filter(Struct, frozen=True):
     """Which cards a search returns; an empty field does not filter."""
 
@@ -137,9 +125,13 @@ class Filter(Struct, frozen=True):
 
 def sort_hits(hits: Sequence[Hit], sort_by: str) -> Sequence[Hit]:
     """Return hits in the requested order; equal ones stay best first."""
-    if sort_by not in _ORDERS:
+    orders: Mapping[str, Callable[[Hit], float | tuple[str, ...]]] = {
+        "score": lambda hit: -hit.score,
+        "date": lambda hit: -hit.card.modified,
+        "name": lambda hit: (hit.card.tool_id, hit.card.identity),
+    }
+    if sort_by not in orders:
         raise InvalidRequest(
-            f"`sort_by` is {sort_by!r}, which is not an order.",
-            suggestion=f"Use one of: {', '.join(get_args(SortBy))}.",
+            f"`sort_by` is {sort_by!r}, which is not an order.", suggestion=f"Use one of: {', '.join(orders)}."
         )
-    return sorted(hits, key=_ORDERS[sort_by])
+    return sorted(hits, key=orders[sort_by])

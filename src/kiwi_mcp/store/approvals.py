@@ -10,7 +10,6 @@ from msgspec import convert, to_builtins
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import ApprovalNotFound, ApprovalsWaiting, Conflict, Denied
-from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.records import Approval, ApprovalRule, ApprovalStatus
 from kiwi_mcp.store.database import (
     Database,
@@ -21,6 +20,8 @@ from kiwi_mcp.store.database import (
     Value,
     clean,
     id_range,
+    insert_into,
+    json_column,
     within,
 )
 from kiwi_mcp.store.runs import new_run
@@ -38,7 +39,7 @@ _COLUMNS = Approval.__struct_fields__
 _JSON = frozenset({"reasons", "plan", "touched", "first_runs", "request", "paths", "hosts", "argv"})
 """The columns of approvals and rules that hold JSON."""
 _READ = f"select {', '.join(_COLUMNS)} from approvals where owner = ?"  # noqa: S608 - our own names
-_ADD = f"insert into approvals (owner, {', '.join(_COLUMNS)}) values (?, {', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - as above
+_ADD = insert_into("approvals", ("owner", *_COLUMNS))
 _YESES = ("approved", "used")
 _ANSWERABLE = frozenset({"pending", "approved", "denied"})
 """What may still be answered otherwise, as long as it is not expired."""
@@ -66,10 +67,7 @@ _DECIDE = """update approvals set status = ?, decided_at = ?, decided_by = ?, de
 _KNOW = "insert into first_runs (owner, digest, approval, at) values (?, ?, ?, ?) on conflict do nothing"
 _RULE_COLUMNS = ApprovalRule.__struct_fields__
 _READ_RULES = f"select {', '.join(_RULE_COLUMNS)} from approval_rules where owner = ?"  # noqa: S608 - as above
-_ADD_RULE = (
-    f"insert into approval_rules (owner, {', '.join(_RULE_COLUMNS)})"  # noqa: S608 - as above
-    f" values (?, {', '.join('?' * len(_RULE_COLUMNS))})"
-)
+_ADD_RULE = insert_into("approval_rules", ("owner", *_RULE_COLUMNS))
 _NEXT_NUMBER = """insert into approval_numbers (owner, last) values (?, 1)
   on conflict (owner) do update set last = approval_numbers.last + 1 returning last"""
 _LONGEST_NUMBER = 9
@@ -268,7 +266,7 @@ class Approvals(OwnedRows):
     def _strip(self, transaction: Transaction, found: Approval) -> Approval:
         """Forget the parameters of a question that is over, and return the rest of it."""
         rest = _stripped(found)
-        kept = (_text(rest.plan), rest.preview, _text(rest.request))
+        kept = (json_column(rest.plan), rest.preview, json_column(rest.request))
         transaction.write(_STRIP, (*kept, self.owner, found.id))
         return rest
 
@@ -315,7 +313,7 @@ def _current(approval: Approval, now: int) -> Approval:
 def _row(stored: Approval | ApprovalRule) -> Sequence[Value]:
     # The preview is already limited in length and plain text when it is made.
     return [
-        _text(value) if name in _JSON else clean(value) if isinstance(value, str) and name != "preview" else value
+        json_column(value) if name in _JSON else clean(value) if isinstance(value, str) and name != "preview" else value
         for name, value in to_builtins(stored).items()
     ]
 
@@ -323,8 +321,3 @@ def _row(stored: Approval | ApprovalRule) -> Sequence[Value]:
 def _read(row: Row, kind: type[_Kind]) -> _Kind:
     cells = zip(kind.__struct_fields__, row, strict=True)
     return convert({name: json.loads(str(value)) if name in _JSON else value for name, value in cells}, kind)
-
-
-def _text(value: Json) -> str:
-    # ASCII holds any text, also what no database takes, and nothing is cut off.
-    return json.dumps(value, ensure_ascii=True, separators=(",", ":"))

@@ -10,7 +10,7 @@ from msgspec.structs import astuple
 
 from kiwi_mcp.domain.isolation import Level, Provenance
 from kiwi_mcp.domain.times import moment
-from kiwi_mcp.store.database import OwnedRows, plain, within
+from kiwi_mcp.store.database import OwnedRows, insert_into, plain, within
 
 _PATIENCE = 10.0  # for how many seconds a server may be silent: a call waits for it
 _OF = "select digest, provenance from authors where holder = ? and digest in"
@@ -33,7 +33,8 @@ class Relaxation(Struct, frozen=True):
     project: str = ""  # the only one that it is relaxed in; empty where no link of it is a project's
 
 
-_COLUMNS = ", ".join(Relaxation.__struct_fields__)
+_COLUMNS = Relaxation.__struct_fields__
+_RELAX = insert_into("relaxations", ("holder", *_COLUMNS))
 
 
 class Authors(OwnedRows):
@@ -54,10 +55,10 @@ class Authors(OwnedRows):
 
     def relaxations(self) -> Sequence[Relaxation]:
         """Return all that the owner relaxed, the latest first."""
-        statement = f"select {_COLUMNS} from relaxations where holder = ? order by at desc, chain"  # noqa: S608 - our own names
+        statement = f"select {', '.join(_COLUMNS)} from relaxations where holder = ? order by at desc, chain"  # noqa: S608 - our own names
         with within(_PATIENCE):
             rows = self.database.read(statement, (self.owner,))
-        return tuple(convert(dict(zip(Relaxation.__struct_fields__, row, strict=True)), Relaxation) for row in rows)
+        return tuple(convert(dict(zip(_COLUMNS, row, strict=True)), Relaxation) for row in rows)
 
     def record(self, digests: Iterable[str], provenance: Provenance, actor: str, *, replaces: bool) -> None:
         """Write down where contents come from; what was recorded before stays, unless this replaces it."""
@@ -69,10 +70,9 @@ class Authors(OwnedRows):
 
     def relax(self, relaxation: Relaxation) -> None:
         """Write down what the owner says of a chain, in place of what they said before."""
-        statement = f"insert into relaxations (holder, {_COLUMNS}) values (?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - as above
         with within(_PATIENCE), self.database.transaction() as transaction:
             transaction.write(_TIGHTEN, (self.owner, relaxation.chain))
-            transaction.write(statement, plain((self.owner, *astuple(relaxation))))
+            transaction.write(_RELAX, plain((self.owner, *astuple(relaxation))))
 
     def tighten(self, chains: Iterable[str]) -> None:
         """Remove the owner's decisions about chains."""

@@ -13,7 +13,7 @@ from msgspec import Struct
 from kiwi_mcp.domain.errors import BudgetExceeded, LeaseLost, ThreadEnded
 from kiwi_mcp.domain.threads import Thread, ThreadUsage
 from kiwi_mcp.domain.times import now_ms
-from kiwi_mcp.store.database import Database, Transaction, Value, clean, quick_transaction
+from kiwi_mcp.store.database import Database, Transaction, Value, clean, insert_into, quick_transaction
 from kiwi_mcp.store.runs import new_run
 
 DAY_MS = 86_400_000
@@ -98,10 +98,7 @@ class LedgerEntry(Struct, frozen=True):
 
 
 _COLUMNS = LedgerEntry.__struct_fields__
-_ADD_ENTRY = (
-    f"insert into budget_ledger ({', '.join(_COLUMNS)}) values ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - as above
-    " on conflict do nothing"
-)
+_ADD_ENTRY = f"{insert_into('budget_ledger', _COLUMNS)} on conflict do nothing"
 _READ = f"select {', '.join(_COLUMNS)} from budget_ledger where thread_id = ? or root_id = ? order by id"  # noqa: S608 - as above
 
 

@@ -33,9 +33,8 @@ def within(seconds: float) -> Iterator[None]:
         silence.reset(before)
 
 
-def json_column(value: JsonObject) -> str:
-    """Return the text of an object, as ASCII: every database can store it, whichever characters it has."""
-    return json.dumps(value, separators=(",", ":"))
+json_column = json.JSONEncoder(separators=(",", ":")).encode
+"""Returns the text of a value, as ASCII: every database can store it, whichever characters it has, and uncut."""
 
 
 def read_json_column(text: Value, what: str, suggestion: str) -> JsonObject:
@@ -219,9 +218,14 @@ def id_range(wanted: str) -> tuple[str, str]:
     return start, f"{start}["  # `[` comes after the last letter of an id
 
 
-def clean(text: str) -> str:
+def clean(text: str, limit: int = LONGEST) -> str:
     """Return a text as every database can hold it."""
-    return text[:LONGEST].encode(errors="replace").decode().replace("\0", "\ufffd")
+    return text[:limit].encode(errors="replace").decode().replace("\0", "\ufffd")
+
+
+def insert_into(table: str, columns: Sequence[str]) -> str:
+    """Return the statement that adds a row to a table; the names are our own."""
+    return f"insert into {table} ({', '.join(columns)}) values ({', '.join('?' * len(columns))})"  # noqa: S608 - as it says
 
 
 def conditions(*clauses: tuple[str, Value]) -> tuple[str, list[Value]]:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.mcp import Definition, OfferKind, ServerKey, ServerRecord, State
-from kiwi_mcp.store.database import Database, Row, Value, json_column, read_json_column
+from kiwi_mcp.store.database import Database, Row, Value, insert_into, json_column, read_json_column
 
 ServerDefinitions: TypeAlias = "tuple[ServerRecord, Sequence[Definition]]"
 
@@ -24,10 +24,8 @@ _KEY = ("actor", "space", "server")
 _IS = "actor = ? and space = ? and server = ?"
 _SERVERS = f"select space, server, {', '.join(_SERVER)} from mcp_servers"  # noqa: S608 - our own names
 _DEFINITIONS = f"select space, server, {', '.join(_DEFINITION)} from mcp_definitions"  # noqa: S608 - as above
-_PUT_SERVER = (
-    f"insert into mcp_servers ({', '.join(_KEY + _SERVER)}) values ({', '.join('?' * len(_KEY + _SERVER))})"  # noqa: S608 - as above
-    f" on conflict (actor, space, server) do update set {', '.join(f'{name} = excluded.{name}' for name in _SERVER)}"
-)
+_PUT_SERVER = f"""{insert_into("mcp_servers", _KEY + _SERVER)}
+  on conflict (actor, space, server) do update set {", ".join(f"{name} = excluded.{name}" for name in _SERVER)}"""
 _ORDER = "order by space, server, kind, name"
 # Asked for a name alone, SQLite goes through all that the actor has, by the primary key, and not by the index of names.
 _IS_NAMED = (

@@ -25,6 +25,7 @@ from kiwi_mcp.store.database import (
     clean,
     conditions,
     id_range,
+    insert_into,
     plain,
     within,
 )
@@ -35,8 +36,8 @@ KIND = b"kiwi-receipt-v1\0"
 ABANDONED = "Kiwi ended while it ran; whether it was done is unknown."
 _SAID = Receipt.__struct_fields__
 _COLUMNS = ("seq", *_SAID, "previous", "hash")
-_ADD = f"insert into receipts ({', '.join(_COLUMNS)}) values ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - our own names
-_READ = f"select {', '.join(_COLUMNS)} from receipts"  # noqa: S608 - as above
+_ADD = insert_into("receipts", _COLUMNS)
+_READ = f"select {', '.join(_COLUMNS)} from receipts"  # noqa: S608 - our own names
 _LAST = "select seq, hash from receipts order by seq desc limit 1"
 _PAGE = 1_000
 _RECORDING = 10.0  # how many seconds a server may be silent while a receipt is written. The caller waits for it.

@@ -17,13 +17,23 @@ from msgspec import Struct
 from kiwi_mcp.domain.errors import KiwiError, NotFound, RunNotFound, StoreDamaged
 from kiwi_mcp.domain.records import Receipt, RunRecord, RunStatus
 from kiwi_mcp.domain.times import encode_id, is_run_id, iso, run_id
-from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, clean, conditions, plain
+from kiwi_mcp.store.database import (
+    Database,
+    IntegrityFault,
+    Row,
+    Transaction,
+    Value,
+    clean,
+    conditions,
+    insert_into,
+    plain,
+)
 from kiwi_mcp.store.principals import named
 from kiwi_mcp.store.receipts import append, begin, end, recording, refused
 
 _COLUMNS = RunRecord.__struct_fields__
-_ADD = f"insert into runs ({', '.join(_COLUMNS)}) values ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - our own names
-_READ = f"select {', '.join(_COLUMNS)} from runs"  # noqa: S608 - as above
+_ADD = insert_into("runs", _COLUMNS)
+_READ = f"select {', '.join(_COLUMNS)} from runs"  # noqa: S608 - our own names
 ADD_BLOB = (
     "insert into blobs (sha256, size_bytes, content, created_at) values (?, ?, ?, ?) on conflict (sha256) do nothing"
 )

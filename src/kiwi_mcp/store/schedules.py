@@ -7,15 +7,12 @@ import json
 from kiwi_mcp.domain.errors import Conflict, NotFound
 from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.threads import Occurrence, Schedule
-from kiwi_mcp.store.database import OwnedRows, Row, Transaction, clean, quick_transaction
+from kiwi_mcp.store.database import OwnedRows, Row, Transaction, clean, insert_into, json_column, quick_transaction
 
 _COLUMNS = Schedule.__struct_fields__
 _JSON = ("inputs", "limits")
 _READ = f"select {', '.join(_COLUMNS)} from schedules where owner = ?"  # noqa: S608 - our own names
-_ADD = (
-    f"insert into schedules (owner, {', '.join(_COLUMNS)})"  # noqa: S608 - as above
-    f" values (?, {', '.join('?' * len(_COLUMNS))}) on conflict do nothing"
-)
+_ADD = f"{insert_into('schedules', ('owner', *_COLUMNS))} on conflict do nothing"
 _CLAIM = """insert into occurrences (owner, name, created_at, at, status, thread_id, message)
   values (?, ?, ?, ?, ?, ?, ?) on conflict do nothing"""
 _START_PENDING = """update occurrences set status = ?, thread_id = ?, message = ?
@@ -25,7 +22,6 @@ _LIVE = """select o.thread_id from occurrences o join threads t on t.id = o.thre
 _OCCURRENCES = "select at, status, thread_id, message from occurrences where owner = ? and name = ? and created_at = ?"
 _FORGET = "delete from occurrences where owner = ? and name = ? and at < ? and status <> 'pending'"
 _KEPT_MS = 90 * 86_400_000  # how long occurrences are kept
-_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class OccurrenceTaken(Exception):
@@ -38,7 +34,7 @@ class Schedules(OwnedRows):
     def add(self, schedule: Schedule) -> None:
         """Store a new schedule."""
         cells = {name: getattr(schedule, name) for name in _COLUMNS}
-        cells |= {name: _encode(cells[name]) for name in _JSON} | {"is_paused": int(schedule.is_paused)}
+        cells |= {name: json_column(cells[name]) for name in _JSON} | {"is_paused": int(schedule.is_paused)}
         with quick_transaction(self.database) as transaction:
             if not transaction.write(_ADD, (self.owner, *(cells[name] for name in _COLUMNS))):
                 raise Conflict(

@@ -23,6 +23,7 @@ from kiwi_mcp.store.database import (
     Transaction,
     Value,
     busy,
+    insert_into,
     invalid_value,
     unavailable,
 )
@@ -177,10 +178,8 @@ class SqliteTransaction(Transaction):
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Value]]) -> None:
         """Add rows to a table, through one prepared statement."""
-        marks = ", ".join("?" * len(columns))
-        statement = f"insert into {table} ({', '.join(columns)}) values ({marks})"  # noqa: S608 - names from our own code
         try:
-            self._line.insert(statement, rows)
+            self._line.insert(insert_into(table, columns), rows)
         except FAULTS as error:
             raise self._failed(error) from error
 

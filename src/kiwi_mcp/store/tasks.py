@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import Literal, TypeAlias
 
@@ -10,7 +11,7 @@ from msgspec import Struct, convert, field
 from msgspec.structs import asdict
 
 from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.store.database import Database, Value, json_column, read_json_column, within
+from kiwi_mcp.store.database import Database, Value, clean, insert_into, json_column, read_json_column, within
 
 TaskStatus: TypeAlias = Literal["working", "input_required", "completed", "failed", "cancelled"]
 
@@ -33,7 +34,7 @@ _BURY = (
 )
 _PRUNE = "delete from tasks where id in (select id from tasks where expires_at < ? order by expires_at limit ?)"
 _STEP = 500  # the maximum number of expired tasks that are removed when one is added
-_LONGEST = 1_000
+_clean = partial(clean, limit=1_000)
 _PATIENCE = 10.0  # for how many seconds a server may be silent: a client waits for it
 
 
@@ -62,10 +63,7 @@ class Task(Struct, frozen=True):
 
 _COLUMNS = Task.__struct_fields__
 _READ = f"select {', '.join(_COLUMNS)} from tasks where actor = ?"  # noqa: S608 - as above
-_ADD = (
-    f"insert into tasks (actor, is_unwanted, answers, {', '.join(_COLUMNS)})"  # noqa: S608 - as above
-    f" values (?, 0, '', {', '.join('?' * len(_COLUMNS))})"
-)
+_ADD = insert_into("tasks", ("actor", "is_unwanted", "answers", *_COLUMNS))
 
 
 class TaskCommand(Struct, frozen=True):
@@ -93,7 +91,7 @@ class Tasks:
                 return False
             cells = {**asdict(task), "principal": principal, "detail": json_column(task.detail)}
             texts = {name: _clean(cells[name]) for name in ("method", "identity", "owner", "message")}
-            transaction.write(_ADD, (self._actor, *(cells | texts).values()))
+            transaction.write(_ADD, (self._actor, 0, "", *(cells | texts).values()))
             return True
 
     def get(self, task_id: str, principal: str, now: int) -> Task | None:
@@ -185,8 +183,3 @@ def _whose(principal: str) -> str:
     if _clean(principal) == principal:
         return principal
     return f"sha256:{sha256(principal.encode(errors='surrogatepass')).hexdigest()}"
-
-
-def _clean(text: str) -> str:
-    """Return a text that every database can hold."""
-    return text[:_LONGEST].encode(errors="replace").decode().replace("\0", "\ufffd")

@@ -48,6 +48,8 @@ from kiwi_mcp.store.database import (
     clean,
     conditions,
     id_range,
+    insert_into,
+    json_column,
     quick_transaction,
 )
 from kiwi_mcp.store.runs import ADD_BLOB, drop_blob
@@ -75,8 +77,8 @@ _COLUMNS = (
     *_FIXED, *_MOVING, *_QUEUED, "lease", "limits", "spend_limit", "token_limit", "inputs", "inputs_sha256", "result",
     "result_sha256", "erased_at",
 )  # fmt: skip
-_ADD = f"insert into threads ({', '.join(_COLUMNS)}) values ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - our own names
-_READ = f"select {', '.join(_COLUMNS)} from threads"  # noqa: S608 - as above
+_ADD = insert_into("threads", _COLUMNS)
+_READ = f"select {', '.join(_COLUMNS)} from threads"  # noqa: S608 - our own names
 _READ_MOVING = f"select {', '.join(_MOVING)} from threads where id = ?"  # noqa: S608 - as above
 _ADD_EVENT = """insert into thread_events (thread_id, seq, at, kind, body, body_sha256, changes, sha256)
   values (?, ?, ?, ?, ?, ?, ?, ?)"""
@@ -90,7 +92,6 @@ _RELEASE = """update threads set recoveries = case when status = 'running' then 
   where id = ? and lease = ?"""
 _ADD_DELTA = """insert into thread_deltas (thread_id, seq, n, text)
   select id, seq + 1, ?, ? from threads where id = ? and lease = ?"""
-_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class ThreadFilter(Struct, frozen=True):
@@ -285,7 +286,7 @@ class Threads(OwnedRows):
         """Store pieces of text for those who watch, numbered from `first`. The next model event removes them."""
         with quick_transaction(self.database) as transaction:
             for n, text in enumerate(texts, start=first):
-                transaction.write(_ADD_DELTA, (n, _encode(text), thread.id, thread.lease))
+                transaction.write(_ADD_DELTA, (n, json_column(text), thread.id, thread.lease))
 
     def deltas(self, thread_id: str, after: int = -1) -> tuple[ThreadDelta, ...]:
         """Return the pieces of the text that a model is writing now, behind a number."""
@@ -409,13 +410,13 @@ def _projection(transaction: Transaction, thread: Thread, changes: ThreadChanges
         sets["message"] = text = clean(changes.message)
         words["message_sha256"] = _digest(text)
     if changes.result is not UNSET:
-        text = _encode(fields.setdefault("result", changes.result))
+        text = json_column(fields.setdefault("result", changes.result))
         words["result_sha256"] = sets["result_sha256"] = digest = _digest(text)
         sets["result"] = _stored(transaction, text, digest, thread.id, at)
     if changes.limits is not None:
         fields["limits"] = limits = changes.limits
         words["limits"] = asdict(limits)
-        sets |= {"limits": _encode(asdict(limits)), "spend_limit": limits.spend, "token_limit": limits.tokens}
+        sets |= {"limits": json_column(asdict(limits)), "spend_limit": limits.spend, "token_limit": limits.tokens}
         if thread.parent_id:
             more = (limits.spend - thread.limits.spend, limits.tokens - thread.limits.tokens)
             carve(transaction, thread.parent_id, thread.root_id, thread.id, *more, at)
@@ -433,10 +434,10 @@ def _append(
     head, seq = thread.head, thread.seq
     for event in events:
         seq += 1
-        text = _encode(event.body)
+        text = json_column(event.body)
         digest = _digest(text)
         # What was changed belongs to the last event.
-        changes = _encode(made.words) if made.words and len(rows) + 1 == len(events) else ""
+        changes = json_column(made.words) if made.words and len(rows) + 1 == len(events) else ""
         head = seal(thread.id, seq, at, event.kind, digest, changes, head)
         body = _stored(transaction, text, digest, thread.id, at)
         rows.append((thread.id, seq, at, event.kind, body, digest, changes, head))
@@ -471,7 +472,7 @@ def seal(thread_id: str, seq: int, at: int, kind: str, body: str, changes: str, 
 
 
 def _create(transaction: Transaction, thread: Thread, events: Sequence[NewEvent]) -> Thread:
-    inputs = _encode(thread.inputs)
+    inputs = json_column(thread.inputs)
     limits = asdict(thread.limits)
     at = thread.created_at
     names = ("item", "directive", "digest", "starter", "project", "model", "queue")
@@ -491,10 +492,10 @@ def _create(transaction: Transaction, thread: Thread, events: Sequence[NewEvent]
         **{name: getattr(new, name) for name in (*_FIXED, *_MOVED, *_QUEUED)},
         **dict.fromkeys(_USED, 0),
         "parent_id": new.parent_id or None,
-        "rights": _encode(new.rights),
+        "rights": json_column(new.rights),
         "is_tainted": int(new.is_tainted),
         "lease": 0,
-        "limits": _encode(limits),
+        "limits": json_column(limits),
         "spend_limit": new.limits.spend,
         "token_limit": new.limits.tokens,
         "inputs": inputs if len(inputs) <= INLINE_LIMIT else None,
@@ -528,7 +529,7 @@ def _digest(text: str) -> str:
 
 
 def _row_digest(cells: Mapping[str, Value]) -> str:
-    return _digest(_encode([cast("Json", cells[name]) for name in _FIXED]))
+    return _digest(json_column([cast("Json", cells[name]) for name in _FIXED]))
 
 
 def _required(transaction: Transaction, thread_id: str) -> Thread:
@@ -634,7 +635,7 @@ def _row_faults(
     wanted: dict[str, Json] = {
         "ended_at": 0, "finish_reason": "", "code": "", "turns": 0, "tool_calls": 0, "spawns": 0,
         "result_sha256": None, **state, **counted,
-        "limits": _encode(limits), "spend_limit": limits.get("spend"), "token_limit": limits.get("tokens"),
+        "limits": json_column(limits), "spend_limit": limits.get("spend"), "token_limit": limits.get("tokens"),
     }  # fmt: skip
     found: dict[str, Json] = {**cells, "row_sha256": _row_digest(cells)}
     found["message_sha256"] = _digest(str(cells["message"]))
@@ -654,7 +655,6 @@ def _row_faults(
 
 _QUESTION = ThreadQuestion.__struct_fields__
 _JSON = ("message", "schema", "answer")
-"""Stored as JSON in ASCII: every database can store it, whichever characters it has, and nothing is cut off."""
 _READ_QUESTION = f"select {', '.join(_QUESTION)} from questions where owner = ?"  # noqa: S608 - as above
 _ADD_QUESTION = (
     f"insert into questions (owner, root_id, {', '.join(_QUESTION)})"  # noqa: S608 - as above
@@ -677,7 +677,7 @@ class Questions(OwnedRows):
 
     def answer(self, question_id: str, answer: Json, by: str, now: int) -> ThreadQuestion:
         """Store an answer in time, and return the question as it is then: an earlier answer holds."""
-        values = (_encode(answer), clean(by), now, self.owner, question_id, now)
+        values = (json_column(answer), clean(by), now, self.owner, question_id, now)
         with quick_transaction(self.database) as transaction:
             transaction.write(_ANSWER, values)
             rows = transaction.read(f"{_READ_QUESTION} and id = ?", (self.owner, clean(question_id)))
@@ -712,7 +712,7 @@ class Questions(OwnedRows):
 def ask(transaction: Transaction, question: ThreadQuestion) -> None:
     """Store a question in the transaction of its event. A question that is stored already stays as it is."""
     cells = {name: getattr(question, name) for name in _QUESTION}
-    cells |= {name: _encode(cells[name]) for name in _JSON}
+    cells |= {name: json_column(cells[name]) for name in _JSON}
     transaction.write(_ADD_QUESTION, (*(cells[name] for name in _QUESTION), question.thread_id))
 
 
