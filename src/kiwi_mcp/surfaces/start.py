@@ -18,7 +18,7 @@ from kiwi_mcp import __version__
 _LARGE = ("cli.app", "mcp.stdio_server", "mcp.memory_server")
 """The modules that import the kernel."""
 _LATER = (
-    "asyncio.sslproto", "difflib", "getpass", "glob", "inspect", "rfc8785", "ssl", "termios", "tomllib", "webbrowser",
+    "asyncio.sslproto", "difflib", "getpass", "glob", "inspect", "rfc8785", "ssl", "tomllib", "webbrowser",
 )  # fmt: skip
 """Modules of others that most commands do not need: they are loaded when they are first used."""
 _OWN_LATER = (
@@ -85,11 +85,14 @@ class LateModule(ModuleType):
     """
 
     def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):
+        if name.startswith("__") and name != "__all__":
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
-        return getattr(import_module(self.__name__), name)
+        module = import_module(self.__name__)
+        if name == "__all__":  # `from module import *`
+            return getattr(module, name, [one for one in vars(module) if not one.startswith("_")])
+        return getattr(module, name)
 
 
 def main() -> None:
