@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from heapq import nlargest
 from itertools import pairwise
 from typing import TypeAlias, TypeVar, get_args
@@ -153,6 +153,9 @@ class Catalog:
         A directive or knowledge is never an item of another type. `tool` may be said of everything: it means an item
         of another type where no tool has the name.
         """
+        known = self.unchanged(ref, item_type, source, is_chain=False)
+        if known is not None and isinstance(known.found, Tool):
+            return known.found
 
         def look() -> tuple[Tool, Stamps, str]:
             self._sync(self.sheets)
@@ -160,21 +163,18 @@ class Catalog:
             choice = self._find(replace(wanted, item_type=item_type))
             return choice.opened.tool, choice.stamps, choice.opened.valid_until
 
-        known = self.unchanged(ref, item_type, source, is_chain=False)
-        if known is not None and isinstance(known.found, Tool):
-            return known.found
         return self._look((ref, source, item_type, False), look)
 
     def resolve(self, ref: str, *, item_type: ItemType | None = None) -> Chain:
         """Return the item a reference asks for, with its executors; `item_type` is that of `find`."""
+        known = self.unchanged(ref, item_type)
+        if known is not None and isinstance(known.found, Chain):
+            return known.found
 
         def look() -> tuple[Chain, Stamps, str]:
             resolved = self._resolve_now(ref, item_type)
             return resolved.chain, resolved.stamps, resolved.valid_until
 
-        known = self.unchanged(ref, item_type)
-        if known is not None and isinstance(known.found, Chain):
-            return known.found
         return self._look((ref, None, item_type, True), look)
 
     def unchanged(
@@ -781,19 +781,15 @@ def sources_of(
 ) -> Sequence[ItemSource]:
     """Return the sources of a space that its owner wants used, in the order in which short names resolve."""
     trust_file = space.user / TRUST_FILE
-    project = FolderSource("project", space.project_ai, cache=space.cache, trust_file=trust_file)
-    user = FolderSource("user", space.user, cache=space.cache, trust_file=trust_file)
+    folder = partial(FolderSource, cache=space.cache, trust_file=trust_file)
+    project, user = folder("project", space.project_ai), folder("user", space.user)
+    # What an older Kiwi kept in the user's folder has the same names in the memory, so that it can be moved there.
+    memory = folder("user", space.memory, only=MEMORY_ITEMS)
     builtin = FolderSource("builtin", BUILTIN, namespace="kiwi", cache=space.cache, rest=1.0)
     published = (RegistrySource(registry, space.cache, trust_file),) if registry else ()
     offered = (McpSource(definitions, space),) if definitions else ()
-    # What an older Kiwi kept in the user's folder has the same names in the memory, so that it can be moved there.
-    memory = FolderSource("user", space.memory, cache=space.cache, trust_file=trust_file, only=MEMORY_ITEMS)
-    others = (
-        FolderSource(
-            "project", base, namespace=base.name.strip("."), cache=space.cache, trust_file=trust_file, only=("skills",)
-        )
-        for base in ((space.project / name).parent for name in space.sources if name not in SOURCE_TRAITS)
-    )
+    bases = [(space.project / name).parent for name in space.sources if name not in SOURCE_TRAITS]
+    others = (folder("project", base, namespace=base.name.strip("."), only=("skills",)) for base in bases)
     # In the folder above the user's own `.ai`, the items are the user's, with the same names as everywhere else.
     is_one = space.user.resolve() == space.project_ai.resolve()
     found = (*(() if is_one else (project,)), user, memory, *published, *offered, builtin)

@@ -28,12 +28,6 @@ _EXAMPLES = (
 )
 
 
-def _examples(name: str) -> str:
-    """Return how items are named; for the path of a file, also the name that its item probably has."""
-    stem, dot, _ = name.partition(".")
-    return f"Name the item, not its file: `{stem}`. {_EXAMPLES}" if dot and is_tool_id(stem) else _EXAMPLES
-
-
 class Ref(Struct, frozen=True):
     """An item by short name, by full identity, or by name and range of versions or digest."""
 
@@ -50,20 +44,19 @@ class Ref(Struct, frozen=True):
         """Return the reference in a text; refuse a text that cannot name anything."""
         place, at, wanted = text[:_MAX_LENGTH].partition("@")
         *home, name = place.split("/")
-        issue = bad_name(name if not home else place)
         version = wanted if at else None
-        if len(text) > _MAX_LENGTH or not is_tool_id(name):
-            raise InvalidRequest(f"{issue.reason}.", suggestion=_examples(name))
-        if not home:
-            return cls(name, version=version)
-        source = next((word for word in _SOURCES if word == home[0]), None)
-        match home:
+        source = next((word for word in _SOURCES if home and word == home[0]), None)
+        match home if len(text) <= _MAX_LENGTH and is_tool_id(name) else None:
+            case []:
+                return cls(name, version=version)
             case [namespace] if source is None and is_tool_id(namespace):
                 return cls(name, "registry", namespace, version)  # as lists of what is published name it
             case [_, namespace] if source is not None:
                 return cls(name, source, namespace, version)
-            case _:
-                raise InvalidRequest(f"{issue.reason}.", suggestion=_examples(name))
+        stem, dot, _ = name.partition(".")  # of the path of a file, its item probably has the stem as its name
+        is_path = dot and is_tool_id(stem)
+        examples = f"Name the item, not its file: `{stem}`. {_EXAMPLES}" if is_path else _EXAMPLES
+        raise InvalidRequest(f"{bad_name(place if home else name).reason}.", suggestion=examples)
 
     def is_from(self, source: Source, namespace: str | None) -> bool:
         """Whether an item of that source and namespace may be meant."""
