@@ -15,7 +15,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerListing, ServerRecord
 from kiwi_mcp.kernel import Kernel
-from kiwi_mcp.kernel.mcp_definitions import merged, offers_of
+from kiwi_mcp.kernel.mcp_servers import merged, offers_of
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.manifest.mcp.server_entry import id_for
 from kiwi_mcp.search.recall_log import RecallLog

@@ -16,7 +16,7 @@ from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec, ReadSpec
 from kiwi_mcp.domain.records import Receipt
 from kiwi_mcp.domain.secret import Secret
 from kiwi_mcp.kernel import Kernel, recorder
-from kiwi_mcp.kernel.mcp_definitions import offers_of
+from kiwi_mcp.kernel.mcp_servers import offers_of
 from kiwi_mcp.kernel.prepared import plan_digest
 from kiwi_mcp.kernel.provenance import chain_digest
 from kiwi_mcp.kernel.verbs import find_verb

@@ -13,7 +13,7 @@ import pytest
 from tests.stories.conftest import asked
 
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
-from kiwi_mcp.kernel.memory_move import RECORD, MemoryMove
+from kiwi_mcp.kernel.memory import RECORD, MemoryMove
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 DIRECTIVE = (

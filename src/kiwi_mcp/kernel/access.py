@@ -38,7 +38,6 @@ class Asked(Struct, frozen=True):
     request: Request
     context: VerbContext
     access: Access
-    """Who may make this request."""
 
 
 RequestGate: TypeAlias = Callable[[Asked], None]

@@ -175,12 +175,12 @@ class Catalogs:
 
     def _made(self, space: Space) -> Catalog:
         store = self._store
-        return Catalog(space, registry=store.registry, definitions=self._definitions_if_any, store_state=store.state)
 
-    def _definitions_if_any(self) -> McpDefinitions | None:
-        """Return what is remembered of MCP servers; a store that was never used is not made to find out."""
-        registry = self._store.registry_if_any()
-        return self._definitions_in(registry) if registry else None
+        def definitions() -> McpDefinitions | None:  # a store that was never used is not made to find out
+            registry = store.registry_if_any()
+            return self._definitions_in(registry) if registry else None
+
+        return Catalog(space, registry=store.registry, definitions=definitions, store_state=store.state)
 
     def _definitions_in(self, registry: Registry) -> McpDefinitions:
         known = self._definitions

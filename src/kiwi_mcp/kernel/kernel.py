@@ -35,7 +35,7 @@ from kiwi_mcp.kernel.context import Services, VerbContext
 from kiwi_mcp.kernel.paths import cache_folder, made_private, user_space
 from kiwi_mcp.kernel.recorder import CallRecord
 from kiwi_mcp.kernel.threads.wake import start_if_due
-from kiwi_mcp.kernel.tool_names import item_types_for, kind_of, offer_of
+from kiwi_mcp.kernel.tool_names import ITEM_TYPES, kind_of, offer_of
 from kiwi_mcp.kernel.verb import (
     ACTIONS,
     DECLARED,
@@ -270,7 +270,7 @@ class Kernel:
     def offered(self, name: str, kind: OfferKind, item_type: ItemType | None = None) -> Offer | None:
         """Return an item as clients see it, whether or not it is listed for them; None where it is of another kind."""
         # What a server offers is a tool to requests, so a prompt may be one of either type.
-        for one in (item_type,) if item_type else (*item_types_for(kind), None):
+        for one in (item_type,) if item_type else (*ITEM_TYPES[kind], None):
             with suppress(KiwiError):
                 chain = self.catalog().resolve(name, item_type=one)
                 return offer_of(chain, name) if kind_of(chain) == kind else None
@@ -360,7 +360,16 @@ class Kernel:
             return error
         if error.is_unknown:
             can_create = self._services.is_owner(caller) or not caller.name or caller.can_author
-            error.suggest(await self._like(error, payload, caller), can_create=can_create)
+            # Those spelled nearly so come first, then what a search finds. The caller did not ask for this search, so
+            # it leaves no receipt of its own, and its size is not counted.
+            place = {"project_path": payload["project_path"]} if payload.get("project_path") else {}
+            words = _BETWEEN_WORDS.sub(" ", error.tool_id[:_WORD])
+            request: JsonObject = {"query": words, "limit": _SUGGESTED, **place}
+            declared = await asyncio.to_thread(find_verb, "search", request)
+            found = (await self._response("search", declared, request, caller, None, (), is_read=False)).content
+            hits = as_list(found.get("results")) if "note" not in found else []
+            names = [as_text(as_object(hit).get("name")) for hit in hits]
+            error.suggest([*dict.fromkeys([*error.near, *names])][:_SUGGESTED], can_create=can_create)
             project = as_text(payload.get("project_path")) or self._services.catalogs.project
             if not error.near and can_create and project and is_tool_id(error.tool_id):
                 files = sorted((Path(project) / ".ai" / "tools").glob(f"{error.tool_id}.*"))
@@ -369,18 +378,6 @@ class Kernel:
         if not self._services.catalogs.project and payload.get("project_path") is None:
             error.suggestion = f"{error.suggestion} What is in a project is found with its `project_path`."
         return error
-
-    async def _like(self, error: ToolNotFound, payload: JsonObject, caller: Caller) -> Sequence[str]:
-        """Return the items that the caller perhaps meant: those spelled nearly so, then what a search finds."""
-        place = {"project_path": payload["project_path"]} if payload.get("project_path") else {}
-        words = _BETWEEN_WORDS.sub(" ", error.tool_id[:_WORD])
-        request: JsonObject = {"query": words, "limit": _SUGGESTED, **place}
-        declared = await asyncio.to_thread(find_verb, "search", request)
-        # The caller did not ask for this search, so it leaves no receipt of its own, and its size is not counted.
-        found = (await self._response("search", declared, request, caller, None, (), is_read=False)).content
-        hits = [as_object(hit) for hit in as_list(found.get("results"))] if "note" not in found else []
-        names = [as_text(hit.get("name")) for hit in hits]
-        return [*dict.fromkeys([*error.near, *names])][:_SUGGESTED]
 
 
 class _Loads(Protocol):

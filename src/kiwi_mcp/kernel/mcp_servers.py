@@ -1,4 +1,4 @@
-"""`McpServers`: list, refresh with back-off on `list_changed`, check before a call, complete.
+"""`McpServers`: list, refresh with back-off on `list_changed`, check before a call, complete; pinned definitions.
 
 Whatever starts a server or sends it something is prepared by the pipeline and judged by its rules first.
 """
@@ -6,11 +6,15 @@ Whatever starts a server or sends it something is prepared by the pipeline and j
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from difflib import unified_diff
 from functools import partial
+from itertools import pairwise
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -32,15 +36,29 @@ from kiwi_mcp.domain.errors import (
 from kiwi_mcp.domain.grants import Rights
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain, Tool
-from kiwi_mcp.domain.json import Json, as_object
-from kiwi_mcp.domain.mcp import Definition, Era, ServerKey, ServerListing, ServerRecord, State, version_of
+from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, text_of
+from kiwi_mcp.domain.mcp import (
+    Definition,
+    Era,
+    OfferKind,
+    ServerKey,
+    ServerListing,
+    ServerRecord,
+    State,
+    id_of,
+    name_of,
+    pinned,
+    variables_of,
+    version_of,
+)
 from kiwi_mcp.domain.outcome import Outcome, Progress, Report
-from kiwi_mcp.domain.plan import Plan, ProcessSpec
+from kiwi_mcp.domain.patterns import lazy_pattern
+from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.domain.safe_text import strip_controls
+from kiwi_mcp.domain.secret import is_secret, looks_secret
 from kiwi_mcp.domain.times import moment
 from kiwi_mcp.kernel.approvals import ApprovalGate
 from kiwi_mcp.kernel.context import Context, Services
-from kiwi_mcp.kernel.mcp_definitions import ServerOffer, merged, offers_of, unlisted, without_secrets
 from kiwi_mcp.kernel.permission import client_requests
 from kiwi_mcp.kernel.pipeline import (
     judge_plan,
@@ -50,10 +68,10 @@ from kiwi_mcp.kernel.pipeline import (
     secrets_of,
     with_client_requests,
 )
-from kiwi_mcp.kernel.prepared import Prepared
 from kiwi_mcp.kernel.recorder import Run
 from kiwi_mcp.kernel.tool_names import touch_server_names
 from kiwi_mcp.manifest.names import did_you_mean
+from kiwi_mcp.manifest.signatures import canonical, sha256_hex
 from kiwi_mcp.manifest.templates import defaulted, variables
 from kiwi_mcp.policy.authorize import permit
 from kiwi_mcp.policy.isolation import Judge, server_profile
@@ -191,8 +209,17 @@ class McpServers:
         call, chain, driver = Call(server.identity, space), catalog.resolve(server.identity), self.driver()
         prepared = prepare(chain, driver, call, context)
         plan = permit(driver.plan_server(chain, space), prepared.rights)
-        plan = with_client_requests(self._isolate(plan, prepared, catalog), client_requests(server, catalog))
-        run = judge_plan(plan, prepared, call, context)
+        if isinstance(plan.spec, ProcessSpec):
+            is_accepted = catalog.is_meant(chain.tool)
+            try:
+                profile, _ = server_profile(chain, plan.spec, space, self._judge, prepared.rights, is_meant=is_accepted)
+            except PolicyDenied as refused:
+                if not is_accepted:
+                    look = f"Look at it: `kiwi mcp diff {server.id}`."
+                    refused.suggestion = f"{look} If it is right, `kiwi mcp accept {server.id}`."
+                raise
+            plan = replace(plan, profile=profile)
+        run = judge_plan(with_client_requests(plan, client_requests(server, catalog)), prepared, call, context)
         return run, server_secrets(chain, space, self._authored, is_accepted=catalog.is_meant(server))
 
     def follow_changes(self) -> None:
@@ -215,7 +242,9 @@ class McpServers:
             return None
         self.follow_changes()
         async with self._locks.setdefault(key, asyncio.Lock()):
-            if key not in self._checked and _stores_definitions(server) and _is_stale(self.definitions().find(key)):
+            record = self.definitions().find(key) if key not in self._checked and _stores_definitions(server) else None
+            age = datetime.now(UTC) - datetime.fromisoformat(record.seen_at) if record and record.seen_at else None
+            if age is not None and not timedelta(0) <= age < _RECENT:
                 try:
                     await self.refresh(server, catalog)
                 except Unavailable as fault:
@@ -301,24 +330,6 @@ class McpServers:
         """Stop listing servers."""
         await self._refresher.aclose()
 
-    def _isolate(self, plan: Plan, prepared: Prepared, catalog: Catalog) -> Plan:
-        """Return the plan with the sandbox of a server's process; unchanged if the server is not a process here."""
-        if not isinstance(plan.spec, ProcessSpec):
-            return plan
-        server, space = prepared.chain.tool, catalog.space
-        is_accepted = catalog.is_meant(server)
-        try:
-            profile, _ = server_profile(
-                prepared.chain, plan.spec, space, self._judge, prepared.rights, is_meant=is_accepted
-            )
-        except PolicyDenied as refused:
-            if not is_accepted:
-                refused.suggestion = (
-                    f"Look at it: `kiwi mcp diff {server.id}`. If it is right, `kiwi mcp accept {server.id}`."
-                )
-            raise
-        return replace(plan, profile=profile)
-
     async def _list(self, run: Run, secrets: Revealed) -> ServerListing:
         driver = self.driver()
         try:
@@ -401,14 +412,6 @@ def _stores_definitions(server: Tool) -> bool:
     return server.manifest.config.get("schema_cache") is not False
 
 
-def _is_stale(record: ServerRecord | None) -> bool:
-    """Whether the items of a server were listed, but long enough ago that they may have changed."""
-    if record is None or not record.seen_at:
-        return False
-    age = datetime.now(UTC) - datetime.fromisoformat(record.seen_at)
-    return not timedelta(0) <= age < _RECENT
-
-
 async def _write_in_thread(work: Callable[[], T]) -> T:
     """Write to the store outside the event loop; a cancelled caller still waits, as the store may be closed next."""
     writing = asyncio.ensure_future(asyncio.to_thread(work))
@@ -421,15 +424,30 @@ async def _write_in_thread(work: Callable[[], T]) -> T:
 
 def _store_listing(listing: ServerListing, server: Tool, key: ServerKey, definitions: McpDefinitions) -> RefreshResult:
     """Store what a server offers, and return it."""
-    issues = [*listing.issues]
+    issues, is_stored = [*listing.issues], _stores_definitions(server)
     offers = offers_of(server.id, listing, issues)
-    stored = offers if _stores_definitions(server) else ()
 
     def work(record: ServerRecord | None, known: Sequence[Definition]) -> ServerDefinitions:
-        return _with_listing(record or new_record(server, key), tuple(known), server, listing, stored)
+        record, now = record or new_record(server, key), moment()
+        # What the owner added is accepted first; a manifest that was changed since is not what the owner added.
+        is_first = record.accepts_first and record.digest == server.digest
+        listed = replace(
+            new_record(server, record.key),
+            digest=record.digest,
+            words=record.words,
+            version=version_of(listing.server_info),
+            era=listing.era,
+            protocol_version=_text(listing.protocol_version),
+            info=listing.server_info,
+            instructions=_text(listing.instructions),
+            seen_at=now,
+        )
+        if not is_stored:
+            return listed, ()
+        return listed, merged(known, offers, is_accepted=is_first, now=now, untouched=unlisted(listing))
 
     record, known = definitions.change(key, work)
-    if not _stores_definitions(server):
+    if not is_stored:
         known, issues = merged((), offers, is_accepted=False, now=moment()), [*listing.issues]
     return RefreshResult(record, tuple(known), tuple(issues))
 
@@ -439,32 +457,6 @@ def _failed(
 ) -> ServerDefinitions:
     now = record or new_record(server, key)
     return replace(now, fault=_text(fault), fault_at=moment()), tuple(known)
-
-
-def _with_listing(
-    record: ServerRecord,
-    known: tuple[Definition, ...],
-    server: Tool,
-    listing: ServerListing,
-    offers: tuple[ServerOffer, ...],
-) -> ServerDefinitions:
-    now = moment()
-    # What the owner added is accepted first; a manifest that was changed since is not what the owner added.
-    is_first = record.accepts_first and record.digest == server.digest
-    current = replace(new_record(server, record.key), digest=record.digest, words=record.words)
-    after = merged(known, offers, is_accepted=is_first, now=now, untouched=unlisted(listing))
-    return (
-        replace(
-            current,
-            version=version_of(listing.server_info),
-            era=listing.era,
-            protocol_version=_text(listing.protocol_version),
-            info=listing.server_info,
-            instructions=_text(listing.instructions),
-            seen_at=now,
-        ),
-        after if _stores_definitions(server) else (),
-    )
 
 
 def _text(text: str) -> str:
@@ -483,3 +475,184 @@ def known_servers(catalog: Catalog, definitions: McpDefinitions) -> list[tuple[T
             continue
         found.append((server, key_of(server, catalog.space)))
     return found
+
+
+_KIND = "kiwi.mcp/1"
+"""Which statement is hashed, so that a later one can never be taken for it."""
+_MAX_BYTES = 256_000
+"""The most that one definition may have, in bytes."""
+_MAX_NAME = 1_000
+"""The most that a name, an address or a template may have, in bytes."""
+
+
+class ServerOffer(Struct, frozen=True):
+    """One thing that a server offers now."""
+
+    kind: OfferKind
+    name: str
+    definition: JsonObject
+    digest: str
+
+
+def offers_of(server: str, listing: ServerListing, issues: list[Issue]) -> tuple[ServerOffer, ...]:
+    """Return what a server offers that can be pinned; what cannot becomes an issue."""
+    offers: list[ServerOffer] = []
+    kinds: tuple[tuple[OfferKind, tuple[JsonObject, ...]], ...] = (
+        ("tool", listing.tools),
+        ("prompt", listing.prompts),
+        ("resource", listing.resources),
+        ("template", listing.templates),
+    )
+    for kind, one in ((kind, one) for kind, definitions in kinds for one in definitions):
+        definition = pinned(one)
+        name = name_of(kind, definition)
+        place = f"{kind} {name[:100]}"
+        try:
+            data = canonical({"kind": _KIND, "server": server, "type": kind, "definition": definition})
+        except KiwiError as error:
+            issues.append(Issue(place, error.message, "The server must fix it; the other definitions are stored."))
+            continue
+        if fault := _fault(kind, name, data):
+            issues.append(Issue(place, fault, "It is left out; the rest is kept.", severity="warning"))
+            continue
+        offers.append(ServerOffer(kind, name, definition, sha256_hex(data)))
+    return tuple(offers)
+
+
+def unlisted(listing: ServerListing) -> AbstractSet[OfferKind]:
+    """Return the kinds of things that a server could not list although it has them."""
+    words: dict[str, OfferKind] = {
+        "tools": "tool",
+        "prompts": "prompt",
+        "resources": "resource",
+        "resourceTemplates": "template",
+    }
+    return {words[issue.place] for issue in listing.issues if issue.place in words}
+
+
+def merged(
+    known: Sequence[Definition],
+    offers: Sequence[ServerOffer],
+    *,
+    is_accepted: bool,
+    now: str,
+    untouched: AbstractSet[OfferKind] = frozenset(),
+) -> tuple[Definition, ...]:
+    """Return what is known after a listing.
+
+    What is as it was accepted stays accepted. What differs has changed, and what was never accepted is new, unless
+    `is_accepted`. What is not offered any more is gone, and remembered; kinds that are `untouched` were not listed.
+    """
+    before = {(one.kind, one.name): one for one in known}
+    taken = {one.tool_id for one in known}
+    numbers: dict[str, int] = {}
+    after: list[Definition] = []
+    for offer in offers:
+        old = before.pop((offer.kind, offer.name), None)
+        if old is None:
+            tool_id = id_of(offer.kind, offer.definition, taken, numbers)
+            taken.add(tool_id)
+            fresh = Definition(offer.kind, offer.name, tool_id, "new", offer.definition, offer.digest, seen_at=now)
+            after.append(_accepted(fresh, now) if is_accepted else fresh)
+        else:
+            is_accepted_now = offer.digest == old.accepted_digest
+            state: State = "new" if old.accepted is None else "accepted" if is_accepted_now else "changed"
+            seen_at = old.seen_at if offer.digest == old.digest else now
+            after.append(replace(old, state=state, offered=offer.definition, digest=offer.digest, seen_at=seen_at))
+    left = (one if one.kind in untouched else replace(one, state="gone") for one in before.values())
+    return tuple(sorted((*after, *left), key=lambda one: (one.kind, one.name)))
+
+
+def accepted(known: Sequence[Definition], wanted: AbstractSet[str], *, now: str) -> tuple[Definition, ...]:
+    """Return what is known once the owner has accepted some items, by their names, as they are offered now."""
+    return tuple(
+        _accepted(one, now) if one.tool_id in wanted and one.state in {"new", "changed"} else one for one in known
+    )
+
+
+def _fault(kind: OfferKind, name: str, data: bytes) -> str:
+    if len(data) > _MAX_BYTES:
+        return f"has a definition of more than {_MAX_BYTES:,} bytes"
+    if len(name.encode()) > _MAX_NAME:
+        return f"has a name of more than {_MAX_NAME:,} bytes"
+    if kind == "template" and variables_of(as_text(name)) is None:
+        return "is a template of a form that is not filled"
+    return ""
+
+
+def _accepted(one: Definition, now: str) -> Definition:
+    return replace(one, state="accepted", accepted=one.offered, accepted_digest=one.digest, accepted_at=now)
+
+
+def without_secrets(listing: ServerListing, secrets: Mapping[str, str]) -> ServerListing:
+    """Return a listing without the value of any secret in it: a server may say what it was started with."""
+    if not secrets:
+        return listing
+
+    def clean(value: JsonObject) -> JsonObject:
+        return as_object(redacted(Outcome("success", result=value), secrets).result)
+
+    def text(value: str) -> str:
+        return redacted(Outcome("success", message=value), secrets).message
+
+    return replace(
+        listing,
+        server_info=clean(listing.server_info),
+        instructions=text(listing.instructions),
+        tools=tuple(map(clean, listing.tools)),
+        prompts=tuple(map(clean, listing.prompts)),
+        resources=tuple(map(clean, listing.resources)),
+        templates=tuple(map(clean, listing.templates)),
+        issues=tuple(replace(one, place=text(one.place), reason=text(one.reason)) for one in listing.issues),
+    )
+
+
+_LAUNCH = ("transport", "command", "args", "env", "cwd", "url", "headers", "auth")
+"""What of a config says how a server is reached; the rest are limits."""
+_REFERENCE = lazy_pattern(r"\$\{[^{}]*\}")
+_MASK = "…"
+
+
+def launch_of(config: JsonObject) -> JsonObject:
+    """Return how a server is reached, of all that its config says: two servers that are reached alike are one."""
+    return {word: config[word] for word in _LAUNCH if config.get(word) not in (None, {}, [])}
+
+
+def launch_summary(server: Tool) -> JsonObject:
+    """Return what is kept of a manifest that the owner accepts: how the server is reached, with secrets masked."""
+    words = {
+        word: _masked(word, value) for word, value in server.manifest.config.items() if word in _LAUNCH
+    }  # in the order of the manifest, as its owner reads it
+    needs = server.manifest.needs.to_json()
+    return {**words, "needs": needs} if needs else words
+
+
+def difference(server: Tool, record: ServerRecord) -> str:
+    """Return how a server is reached otherwise than when its manifest was accepted, as a person reads it."""
+    if not record.words:
+        return f"What it said before is not known. Look at {server.origin.path}."
+    before, after = (
+        json.dumps(words, indent=2, ensure_ascii=False) for words in (record.words, launch_summary(server))
+    )
+    lines = unified_diff(before.splitlines(), after.splitlines(), "accepted", "now", lineterm="", n=2)
+    return "\n".join(lines) or f"It is reached as before; something else changed. Look at {server.origin.path}."
+
+
+def _masked(name: str, value: Json) -> Json:
+    match value:
+        case str():
+            literal = _REFERENCE.sub("", value)
+            is_masked = is_secret(name, value) if literal == value else looks_secret(literal)
+            return _MASK if is_masked else value
+        case Mapping():
+            return {word: _masked(word, inner) for word, inner in value.items()}
+        case list() | tuple():
+            pairs = pairwise(["", *map(text_of, value)])  # of a command: the word that follows on `--token` is a secret
+            names = (before if _is_flag(before) and not _is_flag(word) else "" for before, word in pairs)
+            return [_masked(name, word) for name, word in zip(names, value, strict=True)]
+        case _:
+            return value
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and "=" not in word

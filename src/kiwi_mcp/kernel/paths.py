@@ -111,7 +111,21 @@ def _permitted(path: Path, user: Path) -> Path:
     known = _known.get(str(path))
     if known is not None and known[0] == folder_identity(str(path)):
         return known[1]
-    real, identity = _checked(path, user), folder_identity(str(path))
+    real = Path(os.path.realpath(path))
+    if not os.path.isdir(real):  # noqa: PTH112 - pathlib raises for names that are too long, or not ours to see
+        raise ProjectPathInvalid(f"{path} is not a folder.", suggestion="Create the folder, or name one that exists.")
+    if real.parent == real:
+        raise ProjectPathInvalid(
+            "The root of the file system is not a project.", suggestion="Name the project's own folder."
+        )
+    # A folder of another user may contain tools that act with this user's rights, so the owner must allow it.
+    is_own = real.stat().st_uid == os.geteuid()
+    if not is_own and not any(real.is_relative_to(os.path.realpath(root)) for root in owner_policy(user).roots):
+        raise ProjectPathInvalid(
+            f"{real} belongs to another user.",
+            suggestion=f"If you trust it, add it to `roots:` in {user / 'policy.yaml'}.",
+        )
+    identity = folder_identity(str(path))
     # What another user owns is asked about each time, since the owner may take the word back.
     if identity is not None and identity[2] == os.geteuid() and len(_known) < _KNOWN_KEPT:
         _known[str(path)] = (identity, real)
@@ -125,24 +139,3 @@ def folder_identity(path: str) -> tuple[int, int, int] | None:
     except (OSError, ValueError):
         return None
     return state.st_dev, state.st_ino, state.st_uid
-
-
-def _checked(path: Path, user: Path) -> Path:
-    real = Path(os.path.realpath(path))
-    if not os.path.isdir(real):  # noqa: PTH112 - pathlib raises for names that are too long, or not ours to see
-        raise ProjectPathInvalid(f"{path} is not a folder.", suggestion="Create the folder, or name one that exists.")
-    if real.parent == real:
-        raise ProjectPathInvalid(
-            "The root of the file system is not a project.", suggestion="Name the project's own folder."
-        )
-    # A folder of another user may contain tools that act with this user's rights, so the owner must allow it.
-    if real.stat().st_uid != os.geteuid() and not _is_granted(real, user):
-        raise ProjectPathInvalid(
-            f"{real} belongs to another user.",
-            suggestion=f"If you trust it, add it to `roots:` in {user / 'policy.yaml'}.",
-        )
-    return real
-
-
-def _is_granted(real: Path, user: Path) -> bool:
-    return any(real.is_relative_to(os.path.realpath(root)) for root in owner_policy(user).roots)

@@ -89,28 +89,22 @@ class ItemVisibility:
         """Return why an item may not run; empty where it may, as far as the rules about items go."""
         if self._is_open:
             return ""
+        if not self._names_traits and ((reason := self.refusal_of([identity])) or not self._is_deep):
+            return reason
+        try:
+            chain = self._catalog.resolve(identity)
+        except KiwiError:  # it will not run for another reason, which the call itself reports
+            return self.refusal_of([identity])
+        links = [link.identity for link in chain.links]
         if self._names_traits:
-            return self._refusal_by_traits(identity)
-        return self.refusal_of([identity]) or (self.refusal_of(self._chain(identity)) if self._is_deep else "")
+            return _reason(self._rights.item_verdict(links, chain.item_traits))
+        return self.refusal_of(links)
 
     def refusal_of(self, identities: Sequence[str]) -> str:
         """Return why an item may not run, given the identities of its chain, its own first."""
         if self.fault:
             return self.fault.message
         return _reason(self._rights.item_verdict(identities))
-
-    def _refusal_by_traits(self, identity: str) -> str:
-        try:
-            chain = self._catalog.resolve(identity)
-        except KiwiError:
-            return self.refusal_of([identity])
-        return _reason(self._rights.item_verdict([link.identity for link in chain.links], chain.item_traits))
-
-    def _chain(self, identity: str) -> Sequence[str]:
-        try:
-            return [link.identity for link in self._catalog.resolve(identity).links]
-        except KiwiError:  # it will not run for another reason, which the call itself reports
-            return [identity]
 
 
 def reaching(rights: Rights, server: Tool, catalog: Catalog) -> Rights:

@@ -24,7 +24,6 @@ from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.manifest.signatures import canonical, sha256_hex
 from kiwi_mcp.policy.isolation import IsolationDecision, decide_isolation, default_isolation, external_code, raised
 from kiwi_mcp.policy.policy_files import minimum
-from kiwi_mcp.store.authors import Authors
 
 _MOST = 10_000
 """How many chains are remembered; beyond that all are looked up again."""
@@ -37,7 +36,6 @@ _SIGNED: Mapping[str, Provenance] = {
 """Where an item comes from by who vouches for it with a signature."""
 _TRUSTED: frozenset[Provenance] = frozenset({"builtin", "owner_written", "known_publisher"})
 """The origins that the owner trusts to give a model instructions."""
-_Key: TypeAlias = tuple[str, ...]
 _OriginOf: TypeAlias = Callable[[int, Chain, Provenance | None], Provenance]
 """Returns the origin of the link at a position, for what is recorded about its content."""
 
@@ -47,7 +45,7 @@ class Provenances:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._known: tuple[int, dict[_Key, IsolationDecision]] = (0, {})
+        self._known: tuple[int, dict[tuple[str, ...], IsolationDecision]] = (0, {})
 
     def held(self, chain: Chain) -> IsolationDecision:
         """Return the isolation of a chain, at least as strict as the minimum of this machine."""
@@ -69,7 +67,17 @@ class Provenances:
             authors = self._store.authors_if_any()
             if authors is None:
                 return decide_isolation(chain, [origin_of(at, chain, None) for at in range(len(chain.links))])
-            return self._remembered(chain, authors, origin_of)
+            links = (f"{link.identity} {link.digest} {link.trust} {home_of(link)}" for link in chain.links)
+            code = (word for one in external_code(chain) for word in one)
+            stamp, key = authors.stamp(), (origin_of.__name__, chain.traits[0].lifetime, *links, *code)
+            if self._known[0] != stamp or len(self._known[1]) > _MOST:
+                self._known = (stamp, {})
+            known = self._known[1]
+            if key not in known:
+                recorded, relaxed = authors.look_up([link.digest for link in chain.links], chain_digest(chain))
+                origins = [origin_of(at, chain, recorded.get(link.digest)) for at, link in enumerate(chain.links)]
+                known[key] = decide_isolation(chain, origins, relaxed if may_relax(origins, relaxed) else None)
+            return known[key]
         except KiwiError:
             return replace(default_isolation(chain), is_looked_up=False)
 
@@ -95,15 +103,6 @@ class Provenances:
     def forget(self) -> None:
         """Look everything up again: the store was closed, and its change counter restarts at its next opening."""
         self._known = (0, {})
-
-    def _remembered(self, chain: Chain, authors: Authors, origin_of: _OriginOf) -> IsolationDecision:
-        stamp, key = authors.stamp(), (origin_of.__name__, *_key(chain))
-        if self._known[0] != stamp or len(self._known[1]) > _MOST:
-            self._known = (stamp, {})
-        known = self._known[1]
-        if key not in known:
-            known[key] = _looked_up(chain, authors, origin_of)
-        return known[key]
 
 
 class AuthorshipLog(Struct, frozen=True):
@@ -167,17 +166,6 @@ def chain_digest(chain: Chain) -> str:
 def home_of(link: Tool) -> str:
     """Return the folder that an item of a project is bound to; empty for what is the same everywhere."""
     return os.path.realpath(link.origin.base) if link.origin.is_in_project else ""
-
-
-def _key(chain: Chain) -> _Key:
-    links = (f"{link.identity} {link.digest} {link.trust} {home_of(link)}" for link in chain.links)
-    return (chain.traits[0].lifetime, *links, *(word for one in external_code(chain) for word in one))
-
-
-def _looked_up(chain: Chain, authors: Authors, origin_of: _OriginOf) -> IsolationDecision:
-    recorded, relaxed = authors.look_up([link.digest for link in chain.links], chain_digest(chain))
-    origins = [origin_of(at, chain, recorded.get(link.digest)) for at, link in enumerate(chain.links)]
-    return decide_isolation(chain, origins, relaxed if may_relax(origins, relaxed) else None)
 
 
 def may_relax(origins: Iterable[Provenance], level: Level | None) -> bool:

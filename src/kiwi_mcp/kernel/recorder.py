@@ -56,16 +56,7 @@ from kiwi_mcp.primitives.secrets.key_storage import Mac
 from kiwi_mcp.primitives.secrets.redaction import redact
 from kiwi_mcp.store.database import LONGEST, Transaction
 from kiwi_mcp.store.open import masked
-from kiwi_mcp.store.outputs import (
-    INLINE_LIMIT,
-    Retention,
-    StoredOutput,
-    keep,
-    preview,
-    result_text,
-    rewrite,
-    shorten,
-)
+from kiwi_mcp.store.outputs import INLINE_LIMIT, Retention, StoredOutput, keep, preview, result_text, rewrite, shorten
 from kiwi_mcp.store.receipts import Receipts
 from kiwi_mcp.store.runs import EndedRun, Runs, new_run
 
@@ -113,7 +104,10 @@ class AuditHead:
                 heads, head = self._read(), receipts.settled_head()
                 # A chain that is not the one that was kept is not kept in its place: `verify` has to find it.
                 if receipts.holds(heads.get(receipts.url, ReceiptHead())):
-                    write(self._written({**heads, receipts.url: head}))
+                    ends = {**heads, receipts.url: head}.items()
+                    stores: JsonObject = {url: {"count": one.count, "hash": one.hash} for url, one in ends}
+                    mac = self._mac.of(canonical(stores))
+                    write(json.dumps({"stores": stores, "mac": mac}, indent=1).encode())
 
     def issues(self, receipts: Receipts) -> tuple[Issue, ...]:
         """Return what the kept end of a chain says against it."""
@@ -153,10 +147,6 @@ class AuditHead:
                 suggestion="Check the receipts against a backup, then remove the file.",
             )
         return {url: _head(as_object(one)) for url, one in stores.items()}
-
-    def _written(self, heads: Mapping[str, ReceiptHead]) -> bytes:
-        stores: dict[str, Json] = {url: {"count": head.count, "hash": head.hash} for url, head in heads.items()}
-        return json.dumps({"stores": stores, "mac": self._mac.of(canonical(stores))}, indent=1).encode()
 
 
 def _head(written: JsonObject) -> ReceiptHead:
@@ -219,7 +209,10 @@ class CallRecord(Struct):
         self.is_written = True
         level = self.level()
         arguments = None if level == "minimal" or secrets is None else self._arguments(secrets)
-        response: JsonObject = {"project": run.project, **({"message": run.message} if run.message else {}), **detail}
+        written = compact(detail) if detail else ""
+        if level == "verbose":
+            message: JsonObject = {"message": run.message} if run.message else {}
+            written = _detail({"project": run.project, **message, **detail}, arguments, secrets or {})
         return Receipt(
             id=run.id,
             at=run.started_at,
@@ -238,11 +231,7 @@ class CallRecord(Struct):
             outcome_sha256=sha256(outcome).hexdigest() if outcome is not None and level != "minimal" else "",
             duration_ms=run.duration_ms,
             cost_micros=run.cost_micros,
-            detail=_detail(response, arguments, secrets or {})
-            if level == "verbose"
-            else compact(detail)
-            if detail
-            else "",
+            detail=written,
         )
 
     def of_answer(self, actor: str, status: RunStatus, answer: JsonObject) -> Receipt:
@@ -251,6 +240,11 @@ class CallRecord(Struct):
         began = self.began // 1_000_000
         self.name = self.name or new_run(began)
         arguments = None if level == "minimal" else self._arguments({})
+        # What the owner accepted without a trusted signature is stored at every level.
+        accepted = as_list(answer.get("acknowledged"))
+        detail = compact({"acknowledged": accepted}) if accepted else ""
+        if len(detail) > LONGEST:
+            detail = compact({"acknowledged": len(accepted)})
         return Receipt(
             id=self.name[0],
             at=self.name[1],
@@ -266,7 +260,7 @@ class CallRecord(Struct):
             verdict="deny" if code in _DENIED else "allow" if status == "success" else "",
             arguments_sha256=sha256(arguments).hexdigest() if arguments is not None else "",
             duration_ms=max(0, time.time_ns() // 1_000_000 - began),
-            detail=_word_of(answer),
+            detail=detail,
         )
 
     def _item(self) -> str:
@@ -301,13 +295,6 @@ def names_secret(data: bytes) -> bool:
     return False
 
 
-def _word_of(answer: JsonObject) -> str:
-    """Return, as JSON, what the owner accepted without a trusted signature; it is stored at every level."""
-    taken = as_list(answer.get("acknowledged"))
-    text = compact({"acknowledged": taken}) if taken else ""
-    return text if len(text) <= LONGEST else compact({"acknowledged": len(taken)})
-
-
 def _detail(answer: JsonObject, arguments: bytes | None, secrets: Mapping[str, str]) -> str:
     """Return more words as JSON that can be kept whole: without the arguments, or none, where they are too long."""
     sent: Json = _NOT_KEPT if arguments is None else json.loads(arguments)
@@ -322,18 +309,14 @@ def action_of(verb: str, declared: Verb | None, payload: JsonObject) -> str:
     """Return the action in the receipt of a request, empty where it leaves none; an unknown verb has no `declared`."""
     action = ""
     if payload.get("dry_run") is not True:
-        if declared is None:
-            action = _unknown_action(verb, payload) if verb in BY_NAME else ""
-        elif declared.records(payload) if callable(declared.records) else declared.records:
-            action = declared.receipt
+        if declared is not None:
+            is_recorded = declared.records(payload) if callable(declared.records) else declared.records
+            action = declared.receipt if is_recorded else ""
+        elif verb in BY_NAME:  # with an action that does not exist; `execute` alone is recorded without it
+            word = as_text(payload.get("action"))
+            is_word = word.isidentifier() and len(word) < _LONGEST_NAME
+            action = f"{verb} {word}" if is_word and verb != "execute" else verb
     return action or (verb if verb in _SEARCHES else "")
-
-
-def _unknown_action(verb: str, payload: JsonObject) -> str:
-    """Return the word for a request with an action that does not exist; `execute` alone is recorded without it."""
-    action = as_text(payload.get("action"))
-    is_word = action.isidentifier() and len(action) < _LONGEST_NAME
-    return f"{verb} {action}" if is_word and verb != "execute" else verb
 
 
 class RunWriter:
@@ -352,20 +335,18 @@ class RunWriter:
 
     async def _write(self, runs: Runs, ended: EndedRun, data: bytes | None) -> None:
         is_alone = ended.also is not None or self.under_way <= 1
-        if data is None and not is_alone and await self._is_written_with_others(runs, ended):
-            return
+        if data is None and not is_alone:
+            loop = asyncio.get_running_loop()
+            if not self._waiting:
+                loop.call_soon(self._flush)
+            is_written: asyncio.Future[bool] = loop.create_future()
+            self._waiting.append((runs, ended, is_written))
+            if await is_written:
+                return
         if ended.is_begun or ended.also is not None:
             await to_thread(runs.finish, ended, data)
         else:
             await to_thread(runs.add, ended.run, data, ended.receipt)
-
-    def _is_written_with_others(self, runs: Runs, ended: EndedRun) -> asyncio.Future[bool]:
-        loop = asyncio.get_running_loop()
-        if not self._waiting:
-            loop.call_soon(self._flush)
-        done: asyncio.Future[bool] = loop.create_future()
-        self._waiting.append((runs, ended, done))
-        return done
 
     def _flush(self) -> None:
         """Write all that waits; what could not be written together is written by itself, each where it waits."""
@@ -414,14 +395,12 @@ class Recorder:
         try:
             receipt = record.of_answer(actor or self._store.actor.name, "started", {})
             record.is_begun = True  # also where it is cancelled on the way
-            await completed(asyncio.to_thread(self._begin, receipt))
+            store, kernel = self._store, self._store.kernel_lock.name
+            await completed(asyncio.to_thread(lambda: store.receipts().begin(receipt, kernel())))
         except KiwiError:
             record.is_begun = False
             if record.needs_receipt:
                 raise
-
-    def _begin(self, receipt: Receipt) -> None:
-        self._store.receipts().begin(receipt, self._store.kernel_lock.name())
 
     async def enter(self, record: CallRecord, answer: Answer, actor: str) -> Answer:
         """Write a call down that left no run, and return its answer, which tells if that could not be done."""
@@ -447,24 +426,20 @@ class Recorder:
 
     async def _write(self, record: CallRecord, status: RunStatus, answer: JsonObject, actor: str) -> None:
         receipt = record.of_answer(actor or self._store.actor.name, status, answer)
+        is_begun, is_of_look = record.is_begun, record.is_of_look
+
+        def write() -> None:
+            receipts = self._store.receipts()
+            if is_begun:
+                receipts.finish(receipt)
+            elif not (is_of_look and receipts.add_now(receipt)):
+                receipts.add(receipt)
+
         # Verbs that read answer sooner without a switch to another thread and back.
-        if not (record.is_of_look and self._is_added_now(receipt)):
-            write = self._finish if record.is_begun else partial(self._add, is_of_look=record.is_of_look)
-            await asyncio.to_thread(write, receipt)
+        opened = self._store.receipts_if_open() if is_of_look else None
+        if opened is None or not opened.add_now(receipt):
+            await asyncio.to_thread(write)
         self.head.note()
-
-    def _is_added_now(self, receipt: Receipt) -> bool:
-        """Write a receipt where nothing has to be waited for, and say whether that was done."""
-        receipts = self._store.receipts_if_open()
-        return receipts is not None and receipts.add_now(receipt)
-
-    def _finish(self, receipt: Receipt) -> None:
-        self._store.receipts().finish(receipt)
-
-    def _add(self, receipt: Receipt, *, is_of_look: bool) -> None:
-        receipts = self._store.receipts()
-        if not (is_of_look and receipts.add_now(receipt)):
-            receipts.add(receipt)
 
     async def aclose(self) -> None:
         """Keep the place of what was written."""
@@ -623,7 +598,10 @@ class Run:
             return self
         self.is_recorded = True
         if self.output and is_large:
-            self._shorten_output(self.output, {**record, **preview(text), "result_sha256": run.result_sha256})
+            # The file holds the whole result until the store does, so that there is no moment without it.
+            shown: JsonObject = {**record, **preview(text), "result_sha256": run.result_sha256}
+            with suppress(OSError):
+                rewrite(outputs_home(_home(self.call.space), self.call.space.user), self.output, shown)
         return self
 
     def _rows(
@@ -695,11 +673,6 @@ class Run:
         except OSError as error:
             self._faults.append(f"The output could not be kept: {error.strerror or error}.")
         return record
-
-    def _shorten_output(self, kept: StoredOutput, record: JsonObject) -> None:
-        # The file holds the whole result until the store does, so that there is no moment without it.
-        with suppress(OSError):
-            rewrite(outputs_home(_home(self.call.space), self.call.space.user), kept, record)
 
 
 def _began(journal: CallJournal, run: Run, transaction: Transaction) -> None:

@@ -69,36 +69,27 @@ def open_source(address: str, settings: RegistrySettings, space: Space) -> Remot
 
 def open_remote(address: str, settings: RegistrySettings, space: Space) -> RemoteRegistry:
     """Return the remote of that name or address: a folder, or a registry over HTTP."""
-    named = settings.remotes.get(address) or _with_token(address, settings)
+    known = (remote for remote in settings.remotes.values() if remote.url.rstrip("/") == address.rstrip("/"))
+    named = settings.remotes.get(address) or next(known, RemoteSettings(address))  # with its token if it has one
     scheme, is_address, _ = named.url.partition("://")
     if is_address and scheme in {"http", "https"}:
-        return _over_http(named, space)
+        host = _host(named.url)
+        if named.token and named.url.startswith("http:") and not is_loopback(urlsplit(named.url).hostname or ""):
+            raise InvalidRequest(
+                "The token would be sent unencrypted: the address begins with http, not https.",
+                suggestion="Use `https://…`, or leave the token out.",
+            )
+        # Which variable holds the token is written in the owner's own settings, so it needs no grant.
+        found = secrets_for(names_in(named.token), None, space, needed_by=f"the registry at {host}")
+        network = client.Network()
+        send = partial(client.send, secrets=found, through=network)
+        return HttpRemote(named.url, send, network.aclose, token=named.token)
     if is_address and scheme in DIALECTS:
         raise InvalidRequest("A database is not a remote.", suggestion=NO_DATABASE)
     if not is_address and (named.url.startswith(_FOLDER) or "/" in named.url):
         folder = _absolute(named.url.removeprefix(_FOLDER), space)
         return LayoutRemote(Layout(folder), f"{_FOLDER}{folder}")
     raise RemoteNotFound(masked(address), remotes=sorted(settings.remotes))
-
-
-def _with_token(address: str, settings: RegistrySettings) -> RemoteSettings:
-    """Return the remote at an address, with its token if the settings have one."""
-    known = (remote for remote in settings.remotes.values() if remote.url.rstrip("/") == address.rstrip("/"))
-    return next(known, RemoteSettings(address))
-
-
-def _over_http(remote: RemoteSettings, space: Space) -> RemoteRegistry:
-    host = _host(remote.url)
-    if remote.token and remote.url.startswith("http:") and not is_loopback(urlsplit(remote.url).hostname or ""):
-        raise InvalidRequest(
-            "The token would be sent unencrypted: the address begins with http, not https.",
-            suggestion="Use `https://…`, or leave the token out.",
-        )
-    # Which variable holds the token is written in the owner's own settings, so it needs no grant.
-    found = secrets_for(names_in(remote.token), None, space, needed_by=f"the registry at {host}")
-    network = client.Network()
-    send = partial(client.send, secrets=found, through=network)
-    return HttpRemote(remote.url, send, network.aclose, token=remote.token)
 
 
 def _host(url: str) -> str:

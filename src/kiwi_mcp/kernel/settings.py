@@ -115,7 +115,8 @@ def _parse(path: Path, user: Path) -> RegistrySettings:
 
 def _settings(written: JsonObject, user: Path, issues: list[Issue]) -> RegistrySettings:
     runs = _mapping(written.get("runs"), "runs", _RUN_WORDS, issues)
-    return RegistrySettings(
+    remember = written.get("remember")
+    settings = RegistrySettings(
         url=_text(written, "url", issues) or default_url(user),
         actor=Actor(_text(written, "actor", issues) or _login(), _namespaces(written.get("namespaces"), issues)),
         remotes=MappingProxyType(dict(_remotes(written.get("remotes"), issues))),
@@ -123,8 +124,12 @@ def _settings(written: JsonObject, user: Path, issues: list[Issue]) -> RegistryS
         run_days=_number(runs, "days", 90, issues),
         audit=_one_of(_LEVELS, written.get("audit"), "audit", "is not how much a receipt tells", issues) or "standard",
         search=_one_of(_HALVES, written.get("search"), "search", _NO_HALF, issues) or "meaning",
-        remember=_yes_or_no(written, "remember", issues),
+        remember=remember is not False,
     )
+    if remember is not None and not isinstance(remember, bool):
+        fix = "Write `remember: true` or `remember: false`."
+        issues.append(Issue("remember", "says neither yes nor no", fix))
+    return settings
 
 
 def _namespaces(written: Json, issues: list[Issue]) -> tuple[str, ...]:
@@ -152,13 +157,7 @@ def remote_issues(name: str, words: JsonObject) -> Iterator[Issue]:
     place, token = f"remotes.{name}", words.get("token") or ""
     if not _REMOTE.fullmatch(name):
         yield Issue(place, "cannot name a remote", "Use lower-case letters, digits, `_` and `-`.")
-    yield from _address_issues(place, as_text(words.get("url")))
-    if token and not _TOKEN.fullmatch(as_text(token)):
-        # A token in a file is a secret in a file: it is named here, and lives where variables live.
-        yield Issue(f"{place}.token", "is not the name of a variable", "Write it as `${TEAM_TOKEN}`.")
-
-
-def _address_issues(place: str, url: str) -> Iterator[Issue]:
+    url = as_text(words.get("url"))
     scheme, is_address, _ = url.partition("://")
     if not url:
         yield Issue(place, "does not say where it is", "Add `url:` with a folder or an address.")
@@ -169,6 +168,9 @@ def _address_issues(place: str, url: str) -> Iterator[Issue]:
         yield Issue(place, "has an address of a kind that no registry has", f"Use a folder, or one of {known}.")
     elif not is_address and "/" not in url and not url.startswith("oci:"):
         yield Issue(place, "is neither a folder nor an address", "Write a folder with a `/`, such as `/srv/shelf`.")
+    if token and not _TOKEN.fullmatch(as_text(token)):
+        # A token in a file is a secret in a file: it is named here, and lives where variables live.
+        yield Issue(f"{place}.token", "is not the name of a variable", "Write it as `${TEAM_TOKEN}`.")
 
 
 def _text(words: JsonObject, word: str, issues: list[Issue]) -> str:
@@ -202,13 +204,6 @@ def _one_of(known: tuple[Word, ...], written: Json, place: str, reason: str, iss
     if found is None and written is not None:
         issues.append(Issue(place, reason, f"Write one of: {', '.join(known)}."))
     return found
-
-
-def _yes_or_no(words: JsonObject, word: str, issues: list[Issue]) -> bool:
-    value = words.get(word)
-    if value is not None and not isinstance(value, bool):
-        issues.append(Issue(word, "says neither yes nor no", f"Write `{word}: true` or `{word}: false`."))
-    return value is not False
 
 
 def _login() -> str:

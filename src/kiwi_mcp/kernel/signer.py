@@ -46,12 +46,6 @@ class Signer(Struct, frozen=True):
         history = tuple(key.rotation for key in own.values() if key.rotation)[-_TOLD:]
         return cls(max(reversed(usable), key=lambda key: key.since), pairs_of(user), history)
 
-    def prove(self, tool: Tool, namespace: str, timestamp: str) -> str:
-        """Return the signature of an item as it is, for a namespace."""
-        public = self.key.public
-        data = statement_for(tool.manifest, namespace=namespace, digest=tool.digest, timestamp=timestamp, key=public)
-        return self.pairs.sign(public, data)
-
 
 def signed_files(
     tool: Tool, data: bytes, *, namespace: str, timestamp: str, signer: Signer | None
@@ -61,7 +55,11 @@ def signed_files(
     Without a signer the line says only that nothing changed.
     """
     name, suffix, digest = tool.origin.path.name, signature_form(tool.origin.path), tool.digest
-    key, proof = (signer.key.public, signer.prove(tool, namespace, timestamp)) if signer else ("", "")
+    key = proof = ""
+    if signer:
+        key = signer.key.public
+        signed = statement_for(tool.manifest, namespace=namespace, digest=digest, timestamp=timestamp, key=key)
+        proof = signer.pairs.sign(key, signed)
     is_beside = suffix.lower() in DETACHED or (key and has_sidecar(suffix))
     beside = [line(timestamp, digest, key, proof)] if is_beside else []
     beside += signer.history if signer and namespace != LOCAL else ()
@@ -81,14 +79,10 @@ def sign_item(tool: Tool, timestamp: str, signer: Signer | None = None) -> None:
     # The file beside it comes first: until the line is there as well, it says nothing.
     for name in sorted(made, key=lambda name: name == path.name):
         if name != path.name or made[name] != data:
-            _replace(path.with_name(name), made[name], like=path)
-
-
-def _replace(path: Path, data: bytes, *, like: Path) -> None:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        temporary.write_bytes(data)
-        shutil.copymode(like, temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+            temporary = path.with_name(f".{name}.{secrets.token_hex(4)}.tmp")
+            try:
+                temporary.write_bytes(made[name])
+                shutil.copymode(path, temporary)
+                temporary.replace(path.with_name(name))
+            finally:
+                temporary.unlink(missing_ok=True)

@@ -112,7 +112,15 @@ class ResponseSizes:
             response = (verb, answer.content)
             with self._lock:  # other threads read the averages
                 self._waiting.append(response)
-            self._flush_soon()
+            try:
+                loop = asyncio.get_running_loop()
+            except RuntimeError:  # without a loop, no caller waits
+                self.flush()
+                return answer
+            if len(self._waiting) == 1:
+                loop.call_later(_DELAY, self.flush)
+            elif len(self._waiting) >= _MAX_WAITING:
+                self.flush()
         return answer
 
     def flush(self) -> None:
@@ -120,24 +128,9 @@ class ResponseSizes:
         with self._lock:
             waiting, self._waiting = self._waiting, []
         for verb, content in waiting:
-            self._write(verb, content)
-
-    def _flush_soon(self) -> None:
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:  # without a loop, no caller waits
-            self.flush()
-            return
-        if len(self._waiting) == 1:
-            loop.call_later(_DELAY, self.flush)
-        elif len(self._waiting) >= _MAX_WAITING:
-            self.flush()
-
-    def _write(self, verb: str, content: JsonObject) -> None:
-        # If it cannot be written, only a statistic is lost.
-        with suppress(OSError, ValueError, TypeError, RecursionError):
-            cost = cost_of_json(content)
-            self._append(f"{verb} {cost.bytes} {cost.tokens}\n".encode())
+            with suppress(OSError, ValueError, TypeError, RecursionError):  # only a statistic is lost
+                cost = cost_of_json(content)
+                self._append(f"{verb} {cost.bytes} {cost.tokens}\n".encode())
 
     def means(self) -> Mapping[str, Mean]:
         """Return the average cost of a response of each verb that was used in these days."""
@@ -189,7 +182,7 @@ HISTORY_DAYS = 30
 MAX_RECEIPTS = 10_000
 """How many receipts are read, the newest first."""
 
-_SILENCE = timedelta(minutes=30)
+_SILENCE, _MINUTE = timedelta(minutes=30), timedelta(minutes=1)
 
 
 class PreferenceChange(Struct, frozen=True):
@@ -324,27 +317,20 @@ def _worth_sending(
 
 def _unused(history: CallHistory, sent: Sequence[SentDefinition], chosen_at: datetime | None) -> Iterator[Advice]:
     """Yield the owner's tools that were never called, if they were available the whole time."""
-    if not history.is_whole or not _is_settled(history, chosen_at):
+    # Where a preference was edited by hand since the history began, it is not known since when definitions are sent.
+    is_later = chosen_at is not None and chosen_at > history.since
+    is_by_hand = is_later and not any(abs(one.at - chosen_at) < _MINUTE for one in history.choices if chosen_at)
+    if not history.is_whole or is_by_hand:
         return
     called = frozenset[str]().union(*history.conversations)
     for one in sent:
         full_name = one.identity.partition("@")[0]
-        if full_name and full_name not in called and not _is_new(one, history):
+        names = (one.name, *names_of(*full_name.split("/", 2))) if full_name else ()
+        is_new = any(fnmatchcase(name, choice.word) for choice in history.choices for name in names)
+        if full_name and full_name not in called and not is_new:
             many, since = len(history.conversations), history.since.date()
             why = f"not called since {since}, in {many} conversations: it cost each {one.cost.tokens:,} tokens"
             yield Advice("remove", one.name, one.cost.tokens, one.cost.tokens, why)
-
-
-def _is_settled(history: CallHistory, chosen_at: datetime | None) -> bool:
-    """Whether it is known since when definitions are sent: no preference was edited by hand since the history began."""
-    if chosen_at is None or chosen_at <= history.since:
-        return True
-    return any(abs((choice.at - chosen_at).total_seconds()) < 60 for choice in history.choices)  # noqa: PLR2004 - a minute
-
-
-def _is_new(one: SentDefinition, history: CallHistory) -> bool:
-    names = (one.name, *names_of(*one.identity.partition("@")[0].split("/", 2)))
-    return any(fnmatchcase(name, choice.word) for choice in history.choices for name in names)
 
 
 _OWN_FILE = "sqlite:"
@@ -361,7 +347,10 @@ def context_report(offers: Offers, sizes: ResponseSizes, advice: Sequence[Advice
     return {
         "summary": "; ".join(_summary(sent, means)),
         **every.to_json(),
-        "sent": [_row(one) for one in sent],
+        "sent": [
+            {"name": one.name, **one.cost.to_json(), **({"identity": one.identity} if one.identity else {})}
+            for one in sent
+        ],
         "answers": answers,
         "days": DAYS,
         "error": ERROR,
@@ -392,15 +381,12 @@ def advice_for(catalog: Catalog, store: Store, offers: Offers, sizes: ResponseSi
     except KiwiError:
         return ()
     permission = ItemVisibility(catalog)
-    chosen_at = _written_at(preferences_file(catalog.space.user))
+    chosen_at = None
+    with suppress(OSError):
+        chosen_at = datetime.fromtimestamp(preferences_file(catalog.space.user).stat().st_mtime, UTC)
     return advise(
         history, all_sent(offers), sizes.means(), lambda name: _priced(name, catalog, permission), chosen_at=chosen_at
     )
-
-
-def _row(one: SentDefinition) -> JsonObject:
-    response: dict[str, Json] = {"name": one.name, **one.cost.to_json()}
-    return {**response, "identity": one.identity} if one.identity else response
 
 
 def _priced(full_name: str, catalog: Catalog, permission: ItemVisibility) -> SentDefinition | None:
@@ -414,10 +400,3 @@ def _priced(full_name: str, catalog: Catalog, permission: ItemVisibility) -> Sen
         return None
     name = chain.tool.id if short else full_name
     return SentDefinition(name, offer_cost(offer_of(chain, callable_names(chain.tool)[0])), chain.tool.identity)
-
-
-def _written_at(path: Path) -> datetime | None:
-    try:
-        return datetime.fromtimestamp(path.stat().st_mtime, UTC)
-    except OSError:
-        return None

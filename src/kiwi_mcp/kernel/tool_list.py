@@ -18,8 +18,8 @@ from kiwi_mcp import data
 from kiwi_mcp.catalog.catalog import FOLDERS, Catalog
 from kiwi_mcp.domain.cards import Card
 from kiwi_mcp.domain.errors import DriverMissing, InvalidRequest, KiwiError, NotCallable, NotFound, PolicyDenied
-from kiwi_mcp.domain.items import SOURCE_TRAITS, Chain, ItemType, Source, Tool
-from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.items import SOURCE_TRAITS, Chain, ItemType, Source
+from kiwi_mcp.domain.json import JsonObject, compact
 from kiwi_mcp.domain.mcp import Offer, OfferKind, Offers
 from kiwi_mcp.kernel.permission import ItemVisibility, all_in, all_of
 from kiwi_mcp.kernel.settings import FILE_NAME as SETTINGS_NAME
@@ -27,7 +27,6 @@ from kiwi_mcp.kernel.tool_names import (
     OWN_SCHEME,
     address_of,
     callable_names,
-    characters_of,
     kind_of,
     known_namespaces,
     names_of,
@@ -46,6 +45,9 @@ MOST: Mapping[Section, int] = {"always_send": 200, "prompts": 50, "resources": 5
 
 _META_TOOLS = tuple(verb.name for verb in VERBS if verb.is_meta_tool)
 _DISCOVERY = "search"
+_MARKDOWN = "text/markdown"
+_OWN_TEMPLATES = (("Knowledge by name", "knowledge", "id"), ("Kiwi help by topic", "help", "topic"),
+                  ("Skill by name", "skill", "id"))  # fmt: skip
 _MAX_NOTICES = 100
 _MAX_DEFINITION = 50_000
 _FOLDERS: Mapping[Section, tuple[str, ...]] = {
@@ -72,11 +74,6 @@ class _Chosen(Struct, frozen=True):
 
     preference: Preference
     chain: Chain
-
-    @property
-    def order(self) -> tuple[bool, bool, str]:
-        # An item with a name of the owner's choice keeps it; an item of a pattern gets another name.
-        return not self.preference.name, self.preference.is_pattern, self.chain.tool.identity
 
 
 class ToolListBuilder:
@@ -149,8 +146,13 @@ class ToolListBuilder:
 
     def _addressed(self) -> tuple[tuple[Offer, ...], tuple[Offer, ...]]:
         """Return the resources and the templates of their addresses; they always include help."""
-        resources = {offer.name: offer for offer in _help_pages()}
-        templates = {offer.name: offer for offer in _own_templates()}
+        pages = {f"{OWN_SCHEME}//help/{topic}": f"Kiwi help: {topic}" for topic in help_topics()}
+        resources = {name: Offer(name, "", title=title, mime_type=_MARKDOWN) for name, title in pages.items()}
+        templates: dict[str, Offer] = {}
+        for title, place, word in _OWN_TEMPLATES:
+            taken: JsonObject = {"type": "object", "properties": {word: {"type": "string"}}, "required": [word]}
+            name = f"{OWN_SCHEME}//{place}/{{{word}}}"
+            templates[name] = Offer(name, "", title=title, parameters=taken, mime_type=_MARKDOWN)
         chosen = self._chosen("resources")
         shared = Counter(address_of(one.chain.tool) for one in chosen)
         for one in chosen:
@@ -176,7 +178,11 @@ class ToolListBuilder:
         if left:
             what = _WHAT[section]
             self._note(f"No more than {MOST[section]} {what} are sent; {left} others are found by searching.")
-        return sorted(found.values(), key=lambda one: one.order)
+        # An item with a name of the owner's choice keeps it; an item of a pattern gets another name.
+        return sorted(
+            found.values(),
+            key=lambda one: (not one.preference.name, one.preference.is_pattern, one.chain.tool.identity),
+        )
 
     def _wanted(self, section: Section) -> Iterator[tuple[Sequence[str], Preference]]:
         """Yield the references of each preferred item with its preference: named items first, then patterns."""
@@ -184,7 +190,8 @@ class ToolListBuilder:
         for wish in wishes.named:
             if section != "always_send" or wish.word not in _META_TOOLS:
                 self.sources |= {*_NAMED_FROM}
-                yield _refs(wish.word), wish
+                # `server/name` is first an item of that server.
+                yield [f"mcp/{wish.word}", wish.word] if wish.word.count("/") == 1 else [wish.word], wish
         fitted = set()
         for entry in self._entries(section) if wishes.patterns else ():
             names = names_of(entry.source, entry.namespace, entry.tool_id)
@@ -224,7 +231,8 @@ class ToolListBuilder:
         try:
             chain = self._resolved(refs, _ITEM_TYPES[section])
             self._check(chain)
-            deciding = self._preferences.sections[section].about(_names_of(chain.tool)) or wish
+            names = names_of(chain.tool.origin.source, chain.tool.origin.namespace, chain.tool.id)
+            deciding = self._preferences.sections[section].about(names) or wish
             kind = kind_of(chain)
             if not deciding.is_sent or (wish.is_pattern and kind not in _KINDS[section]):
                 return None
@@ -259,7 +267,9 @@ class ToolListBuilder:
             raise PolicyDenied(
                 f"it is not permitted, since {reason}.", suggestion="See policy.yaml and config.yaml in ~/.ai."
             )
-        if (size := characters_of(offer_of(chain, tool.id))) > _MAX_DEFINITION:
+        offer = offer_of(chain, tool.id)
+        size = len(compact([offer.name, offer.title, offer.description, offer.parameters, offer.outputs]))
+        if size > _MAX_DEFINITION:
             message = f"its definition is {size:,} characters long; {_MAX_DEFINITION:,} is the maximum."
             raise InvalidRequest(message, suggestion="It is found by searching.")
 
@@ -271,15 +281,6 @@ def _sorted(offers: Iterable[Offer]) -> tuple[Offer, ...]:
     return tuple(sorted(offers, key=lambda offer: offer.name))
 
 
-def _names_of(tool: Tool) -> Sequence[str]:
-    return names_of(tool.origin.source, tool.origin.namespace, tool.id)
-
-
-def _refs(word: str) -> Sequence[str]:
-    """Return the references of a named item: `server/name` is first an item of that server."""
-    return [f"mcp/{word}", word] if word.count("/") == 1 else [word]
-
-
 def help_folder() -> Path:
     """Return the folder of the help pages."""
     return data.FOLDER / "help"
@@ -289,23 +290,6 @@ def help_topics() -> tuple[str, ...]:
     """Return the names of all help pages, the overview first."""
     names = sorted(entry.name.removesuffix(".md") for entry in help_folder().iterdir() if entry.name.endswith(".md"))
     return ("overview", *(name for name in names if name != "overview"))
-
-
-def _help_pages() -> Iterator[Offer]:
-    for topic in help_topics():
-        yield Offer(f"{OWN_SCHEME}//help/{topic}", "", title=f"Kiwi help: {topic}", mime_type="text/markdown")
-
-
-def _own_templates() -> Iterator[Offer]:
-    places = (
-        ("knowledge", "id", "Knowledge by name"),
-        ("help", "topic", "Kiwi help by topic"),
-        ("skill", "id", "Skill by name"),
-    )
-    for place, word, title in places:
-        taken: JsonObject = {"type": "object", "properties": {word: {"type": "string"}}, "required": [word]}
-        name = f"{OWN_SCHEME}//{place}/{{{word}}}"
-        yield Offer(name, "", title=title, parameters=taken, mime_type="text/markdown")
 
 
 class _BuiltList(Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -12,8 +12,8 @@ from tempfile import mkstemp
 from typing import get_args
 
 from kiwi_mcp.domain.errors import KiwiError
-from kiwi_mcp.domain.items import Chain, ItemType, Manifest, Tool
-from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
+from kiwi_mcp.domain.items import Chain, ItemType, Tool
+from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.mcp import Hints, Offer, OfferKind, TaskUse, variables_of
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE
 from kiwi_mcp.domain.token_cost import cost_of
@@ -40,7 +40,25 @@ _NAMESPACES = ("state", "namespaces")
 
 def description_of(verb: VerbFamily, servers: Sequence[str], namespaces: Sequence[str] = ()) -> str:
     """Return the description of a verb for a model, with the installed servers and the registry's namespaces."""
-    return f"{verb.description}{_naming(servers, namespaces)}" if verb.name == _SEARCH else verb.description
+    if verb.name != _SEARCH:
+        return verb.description
+    most, share = (_MAX_CHARACTERS, _MAX_TOKENS), (_MAX_CHARACTERS // _SHARE, _MAX_TOKENS // _SHARE)
+    published = _fitted(namespaces, "In source registry", "Source registry has {} namespaces", *share)
+    left = most[1] - cost_of(published).tokens if published else most[1]
+    installed = _fitted(servers, "Installed here", "{} MCP servers are installed here", most[0] - len(published), left)
+    return f"{verb.description}{installed}{published}"
+
+
+def _fitted(names: Sequence[str], some: str, none: str, characters: int, tokens: int) -> str:
+    """Return a sentence with as many names as fit, after `some`; where no name fits, `none` with their number."""
+    sentence = f" {none.format(len(names))}." if names else ""
+    for count in range(1, len(names) + 1):
+        listed, others = ", ".join(name[:_MAX_SERVER_NAME] for name in names[:count]), len(names) - count
+        longer = f" {some}: {listed}{f' and {others} more' if others else ''}."
+        if len(longer) > characters or cost_of(longer).tokens > tokens:
+            break
+        sentence = longer
+    return sentence
 
 
 def touch_server_names(user: Path) -> None:
@@ -94,36 +112,6 @@ def _write(place: Path, text: str) -> None:
         raise
 
 
-def _naming(servers: Sequence[str], namespaces: Sequence[str]) -> str:
-    """Return sentences that name servers and namespaces, as many as there is space for."""
-    published = _fitted(namespaces, _published, _MAX_CHARACTERS // _SHARE, _MAX_TOKENS // _SHARE)
-    left = _MAX_TOKENS - cost_of(published).tokens if published else _MAX_TOKENS
-    return f"{_fitted(servers, _installed, _MAX_CHARACTERS - len(published), left)}{published}"
-
-
-def _fitted(names: Sequence[str], sentence: Callable[[str, int], str], characters: int, tokens: int) -> str:
-    """Return a sentence with as many names as fit; `sentence` also gets the number of names left out."""
-    response = sentence("", len(names)) if names else ""
-    for count in range(1, len(names) + 1):
-        longer = sentence(", ".join(name[:_MAX_SERVER_NAME] for name in names[:count]), len(names) - count)
-        if len(longer) > characters or cost_of(longer).tokens > tokens:
-            break
-        response = longer
-    return response
-
-
-def _installed(names: str, others: int) -> str:
-    if not names:
-        return f" {others} MCP servers are installed here."
-    return f" Installed here: {names}{f' and {others} more' if others else ''}."
-
-
-def _published(names: str, others: int) -> str:
-    if not names:
-        return f" Source registry has {others} namespaces."
-    return f" In source registry: {names}{f' and {others} more' if others else ''}."
-
-
 OWN_SCHEME = "kiwi:"
 """The scheme of Kiwi's own addresses; addresses of servers with it are not used."""
 
@@ -132,9 +120,10 @@ _LONGEST_NAME = 64
 _SUFFIX = 8
 _LONGEST_TEXT = 4_000
 _MARKDOWN = "text/markdown"
-_ITEM_TYPES: Mapping[OfferKind, tuple[ItemType, ...]] = {
-    "prompt": ("directive", "skill"), "resource": ("knowledge",), "template": ("knowledge",)
+ITEM_TYPES: Mapping[OfferKind, tuple[ItemType, ...]] = {
+    "prompt": ("directive", "skill"), "resource": ("knowledge",), "template": ("knowledge",), "tool": ("tool",)
 }  # fmt: skip
+"""The types of items of a kind, in order; the item of an MCP server is always a tool."""
 _REMOTE = "http_client"
 """The primitive of items that call a remote service."""
 
@@ -149,11 +138,6 @@ def kind_of(chain: Chain) -> OfferKind | None:
     if chain.server and (address := as_text(config.get("mcp_resource_uri"))):
         return "resource" if variables_of(address) == () else "template"
     return "prompt" if chain.server and config.get("mcp_prompt_name") else "tool"
-
-
-def item_types_for(kind: OfferKind) -> Sequence[ItemType]:
-    """Return the types of items of a kind, in order; the item of an MCP server is always a tool."""
-    return _ITEM_TYPES.get(kind, ("tool",))
 
 
 def names_of(source: str, namespace: str, tool_id: str) -> Sequence[str]:
@@ -192,35 +176,20 @@ def address_of(tool: Tool) -> str:
 def offer_of(chain: Chain, name: str) -> Offer:
     """Return an item under the name that clients use."""
     tool, manifest = chain.tool, chain.tool.manifest
-    title = manifest.name or as_text(manifest.config.get("title"))
+    title, text = manifest.name or as_text(manifest.config.get("title")), manifest.description
     return Offer(
         name,
         tool.identity,
         title="" if title == name else title,
-        description=_cut(manifest.description),
+        description=text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…",
         parameters={"type": "object", **manifest.parameters},
         outputs=output_schema(manifest.outputs),
         hints=_hints(chain),
-        task=_task(manifest),
+        task=next((use for use in _TASK_USES if use == manifest.extra.get("task")), "auto"),
         mime_type=_MARKDOWN if chain.traits[0].result_kind != "data" else as_text(manifest.extra.get("mime_type")),
         digest=tool.digest,
         item_type=tool.item_type,
     )
-
-
-def characters_of(offer: Offer) -> int:
-    """Return the approximate length of the definition that a client sends to its model."""
-    said: list[Json] = [offer.name, offer.title, offer.description, offer.parameters, offer.outputs]
-    return len(compact(said))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
-
-
-def _task(manifest: Manifest) -> TaskUse:
-    written = manifest.extra.get("task")
-    return next((use for use in _TASK_USES if use == written), "auto")
 
 
 def _hints(chain: Chain) -> Hints:

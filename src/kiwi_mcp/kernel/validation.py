@@ -15,7 +15,7 @@ from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.item_reader import MANIFESTS, load_bytes, read_tool
 from kiwi_mcp.catalog.item_writer import ItemDraft, write
 from kiwi_mcp.catalog.references import circles_in, inheriting
-from kiwi_mcp.domain.calls import Call, Space
+from kiwi_mcp.domain.calls import Call
 from kiwi_mcp.domain.errors import (
     CommandMissing,
     InvalidManifest,
@@ -74,7 +74,13 @@ class Verdict(Struct, frozen=True):
 async def examine(tool: Tool, context: Context) -> Verdict:
     """Return every issue of an item: in its manifest, its files, its chain and its syntax."""
     catalog = context.catalog
-    below, missing = _executor(tool, catalog)
+    below: Chain | None = None
+    missing: KiwiError | None = None
+    if tool.manifest.executor:
+        try:
+            below = catalog.below(tool)
+        except KiwiError as error:
+            missing = error
     issues = list(
         check(
             tool.manifest,
@@ -88,8 +94,9 @@ async def examine(tool: Tool, context: Context) -> Verdict:
     )
     sheet = catalog.sheets.get(tool.manifest.tool_type)
     issues += [*_reference_issues(tool, catalog), *_broken_links(tool, catalog)]
-    if missing is not None:
-        issues = [_with_guess(issue, tool, catalog) for issue in issues]
+    if missing is not None and (near := catalog.near(tool.manifest.executor_id or "")):
+        guess = f"Did you mean `{near[0]}`?"
+        issues = [replace(one, fix=f"{guess} {one.fix}") if one.place == "executor" else one for one in issues]
     if missing is not None and sheet is not None and not any(issue.place == "executor" for issue in issues):
         issues.append(Issue("executor", missing.message, missing.suggestion))
     driver = context.services.drivers.named(sheet.driver) if sheet else None
@@ -131,14 +138,6 @@ def _reference_issues(tool: Tool, catalog: Catalog) -> Sequence[Issue]:
     return absent
 
 
-def _with_guess(issue: Issue, tool: Tool, catalog: Catalog) -> Issue:
-    """Return the issue of a missing executor with the name that was perhaps meant."""
-    near = catalog.near(tool.manifest.executor_id or "")
-    if issue.place != "executor" or not near:
-        return issue
-    return replace(issue, fix=f"Did you mean `{near[0]}`? {issue.fix}")
-
-
 async def _driver_issues(chain: Chain, below: Chain | None, driver: Driver, context: Context) -> Sequence[Issue]:
     """Return what the driver finds. Its program starts only if it passes the gates of a call that need no arguments."""
     tool, call = chain.tool, Call(chain.tool.identity, context.space)
@@ -168,15 +167,6 @@ def _lines(tool: Tool, sheets: TypeSpecs) -> Mapping[str, int]:
     return written.lines if written else {}
 
 
-def _executor(tool: Tool, catalog: Catalog) -> tuple[Chain | None, KiwiError | None]:
-    if not tool.manifest.executor:
-        return None, None
-    try:
-        return catalog.below(tool), None
-    except KiwiError as error:
-        return None, error
-
-
 async def judge_draft(draft: ItemDraft, source: Source, tool_id: str, context: Context) -> Verdict:
     """Return every fault of a draft, as if it were in place; nothing of it stays."""
     space = context.space
@@ -193,13 +183,10 @@ async def judge_draft(draft: ItemDraft, source: Source, tool_id: str, context: C
             (tools / SHARED_CODE).symlink_to(base / "tools" / SHARED_CODE)
         tool = _read(path, source, trial, context.catalog)
         verdict = await examine(tool, context)
-        return (
-            verdict
-            if tool.id == tool_id
-            else verdict.with_issue(
-                Issue("tool_id", f"the item was asked for as {tool_id!r} and calls itself {tool.id!r}", "Use one name.")
-            )
-        )
+        if tool.id == tool_id:
+            return verdict
+        reason = f"the item was asked for as {tool_id!r} and calls itself {tool.id!r}"
+        return verdict.with_issue(Issue("tool_id", reason, "Use one name."))
     except InvalidManifest as error:
         error.message = error.message.replace(f"{trial}/", "")
         raise
@@ -213,8 +200,23 @@ def _read(path: Path, source: Source, base: Path, catalog: Catalog) -> Tool:
 
 def read_path(path: Path, catalog: Catalog) -> Tool:
     """Return the item at a path of the project or of the user's space, wherever it is there."""
-    manifest = _manifest_at(path, catalog.space)
     space = catalog.space
+    if "\0" in str(path):
+        raise InvalidRequest("A path cannot hold a NUL character.", suggestion="Check the path.")
+    if not path.is_absolute():
+        refuse_nowhere(space)
+    manifest = Path(os.path.realpath(path if path.is_absolute() else space.project / path))
+    if not any(map(manifest.is_relative_to, map(os.path.realpath, (space.project, space.user, space.memory)))):
+        raise InvalidRequest(
+            f"{path} lies outside the project and the user's space.", suggestion="Name a path inside one of them."
+        )
+    if os.path.isdir(manifest):  # noqa: PTH112 - pathlib raises for names that are too long
+        found = [manifest / name for name in MANIFESTS if (manifest / name).is_file()]
+        if not found:
+            raise NotFound(f"{path} holds no tool.yaml.", suggestion="Name a tool's folder, or a single file.")
+        manifest = found[0]
+    elif not os.path.exists(manifest):  # noqa: PTH110 - pathlib raises for names that are too long
+        raise NotFound(f"{path} does not exist.", suggestion="Check the path.")
     homes: tuple[tuple[Source, Path], ...] = (
         ("project", space.project_ai), ("user", space.memory), ("user", space.user)
     )  # fmt: skip
@@ -223,24 +225,3 @@ def read_path(path: Path, catalog: Catalog) -> Tool:
             return _read(manifest, source, base, catalog)
     base = manifest.parent.parent if manifest.name in MANIFESTS else manifest.parent
     return _read(manifest, "project", base, catalog)
-
-
-def _manifest_at(path: Path, space: Space) -> Path:
-    """Return the manifest a path names, which must lie in the project or the user's space."""
-    if "\0" in str(path):
-        raise InvalidRequest("A path cannot hold a NUL character.", suggestion="Check the path.")
-    if not path.is_absolute():
-        refuse_nowhere(space)
-    real = Path(os.path.realpath(path if path.is_absolute() else space.project / path))
-    if not any(map(real.is_relative_to, map(os.path.realpath, (space.project, space.user, space.memory)))):
-        raise InvalidRequest(
-            f"{path} lies outside the project and the user's space.", suggestion="Name a path inside one of them."
-        )
-    if os.path.isdir(real):  # noqa: PTH112 - pathlib raises for names that are too long
-        found = [real / name for name in MANIFESTS if (real / name).is_file()]
-        if not found:
-            raise NotFound(f"{path} holds no tool.yaml.", suggestion="Name a tool's folder, or a single file.")
-        return found[0]
-    if not os.path.exists(real):  # noqa: PTH110 - pathlib raises for names that are too long
-        raise NotFound(f"{path} does not exist.", suggestion="Check the path.")
-    return real

@@ -16,7 +16,7 @@ from kiwi_mcp.domain.items import Chain, Location, Manifest, Tool, TypeTraits
 from kiwi_mcp.domain.json import Json, JsonObject, as_object
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
 from kiwi_mcp.domain.records import Approval, Effects
-from kiwi_mcp.kernel.approval_question import escaped, in_words, is_keepable, question_of, shown_plan
+from kiwi_mcp.kernel.approvals import escaped, in_words, is_keepable, question_of, shown_plan
 from kiwi_mcp.store.approvals import INPUT_MARK
 
 CHAIN = Chain(

@@ -15,7 +15,7 @@ import pytest
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.mcp import ServerKey
 from kiwi_mcp.kernel import Answer, Kernel
-from kiwi_mcp.kernel.mcp_definitions import launch_summary
+from kiwi_mcp.kernel.mcp_servers import launch_summary
 from kiwi_mcp.manifest.mcp.clients import REPLACED
 
 SCRIPT = Path(__file__).parents[2] / "data" / "mcp" / "scripted.py"

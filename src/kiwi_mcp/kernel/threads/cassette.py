@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Struct
 
 from kiwi_mcp.domain.errors import Conflict, InvalidRequest
-from kiwi_mcp.domain.json import JsonObject, as_object, as_text
-from kiwi_mcp.domain.messages import Message, ModelReply, ToolCallPart
+from kiwi_mcp.domain.json import as_object, as_text
+from kiwi_mcp.domain.messages import Message, ModelReply
 from kiwi_mcp.domain.threads import Thread, ThreadEvent
 from kiwi_mcp.kernel.threads.state import ThreadState
 from kiwi_mcp.kernel.verb import AnyJson
@@ -88,18 +88,15 @@ def outcome_of(thread: Thread, events: Sequence[ThreadEvent]) -> ThreadOutcome:
     """Return how a thread ended."""
     costs = [event.body.get("cost_micros") for event in events if event.kind == "model"]
     known = [cost for cost in costs if isinstance(cost, int)]
-    tools = [tool for turn in turns_of(events) for tool in map(_item_of, turn.reply.calls)]
+    tools: list[str] = []
+    for call in (call for turn in turns_of(events) for call in turn.reply.calls):
+        try:
+            arguments = as_object(msgspec.json.decode(call.arguments or "{}"))
+        except (msgspec.DecodeError, UnicodeError):
+            arguments = {}
+        tools.append((as_text(arguments.get("item_id")) if call.name == "execute" else "") or call.name)
     spend = sum(known) / 1_000_000 if len(known) == len(costs) else None
     return ThreadOutcome(thread.status, thread.result, tuple(tools), spend)
-
-
-def _item_of(call: ToolCallPart) -> str:
-    """Return the item that a call runs."""
-    try:
-        arguments: JsonObject = as_object(msgspec.json.decode(call.arguments or "{}"))
-    except (msgspec.DecodeError, UnicodeError):
-        arguments = {}
-    return (as_text(arguments.get("item_id")) if call.name == "execute" else "") or call.name
 
 
 def differences(found: ThreadOutcome, cassette: Cassette) -> Iterator[str]:

@@ -25,10 +25,7 @@ from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.kernel.pipeline import callable_chain
 from kiwi_mcp.kernel.threads.hooks import at_limit
 from kiwi_mcp.kernel.threads.results import value_of
-from kiwi_mcp.kernel.threads.start import (
-    CODE,
-    CodeProgram,
-)
+from kiwi_mcp.kernel.threads.start import CODE, CodeProgram
 from kiwi_mcp.kernel.threads.work import NEXT, Step, ThreadWork, end
 from kiwi_mcp.manifest.stubs import identifier, prelude_of, stubs_of
 
@@ -129,24 +126,20 @@ async def _run_segment(work: ThreadWork) -> ProgramAnswer:
         return await work.program.ask({"results": results})
     request: JsonObject = {"stubs": start.system, "prelude": prelude_of(start.targets)}
     if state.model_seq:
-        request = {"snapshot": await _snapshot(work), "results": results}
+        stores, thread = work.stores, work.thread
+        if found := await stores.do(lambda: stores.threads.verify(thread.id)):
+            raise PolicyDenied(
+                f"The journal of the program was changed: {found[0].place}: {found[0].reason}.",
+                suggestion="Start the program again.",
+            )
+        events = await stores.do(lambda: stores.threads.events(thread.id, state.model_seq - 1))
+        packed = base64.b64decode(as_text(events[0].body.get("snapshot")))
+        snapshot = zlib.decompressobj().decompress(packed, _LARGEST_SNAPSHOT * 20)
+        request = {"snapshot": base64.b64encode(snapshot).decode(), "results": results}
     else:
         request = {**request, "code": start.first, "inputs": work.thread.inputs}
     process = work.program = await work.resources.enter_async_context(open_program(work.catalog.space))
     return await process.ask(request)
-
-
-async def _snapshot(work: ThreadWork) -> str:
-    """Return the stored program; a journal that was changed from outside is refused."""
-    stores, thread = work.stores, work.thread
-    if found := await stores.do(lambda: stores.threads.verify(thread.id)):
-        raise PolicyDenied(
-            f"The journal of the program was changed: {found[0].place}: {found[0].reason}.",
-            suggestion="Start the program again.",
-        )
-    events = await stores.do(lambda: stores.threads.events(thread.id, work.state.model_seq - 1))
-    packed = as_text(events[0].body.get("snapshot"))
-    return base64.b64encode(zlib.decompressobj().decompress(base64.b64decode(packed), _LARGEST_SNAPSHOT * 20)).decode()
 
 
 def _packed(snapshot: str) -> str:

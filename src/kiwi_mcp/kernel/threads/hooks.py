@@ -112,7 +112,15 @@ async def _run(work: ThreadWork, hook: Hook, moment: HookEvent, key: str, facts:
             raise Conflict(reason, suggestion="Declare its `effect`.")
         await work.append(NewEvent("hook_began", {"key": key, "event": moment, "item": hook.item_id}))
         if hook.runs_apart:
-            result = await _run_thread(work, hook, f"hook:{key}:{work.state.model_seq}", inputs)
+            # A child thread with a small budget; the one that was started before continues.
+            parent = narrowed_by(work.thread, work.state.skills)
+            wanted = StartRequest(hook.item_id, inputs, _LIMITS, parent=parent, is_hook=True)
+            child, start = new_thread(wanted, work.services.context(work.own_caller(), work.catalog))
+            child_key = f"hook:{key}:{work.state.model_seq}"
+            ended = await work.host.run_hook(work.thread, child, start, work.starter, child_key)
+            await work.sync()
+            failure = f"its thread {ended.id} is {ended.status}{f': {ended.message}' if ended.message else ''}"
+            result = ended.result if ended.status == "completed" else failure
         else:
             request: JsonObject = {"item_id": hook.item_id, "parameters": inputs, "project_path": work.thread.project}
             answer = await work.services.dispatch("execute", {k: v for k, v in request.items() if v}, work.own_caller())
@@ -128,19 +136,6 @@ async def _run(work: ThreadWork, hook: Hook, moment: HookEvent, key: str, facts:
     if action is None:
         return "fail", f"The hook {hook.item_id!r:.80} returned no known action: {text_of(result)[:200]!r}."
     return action, ""
-
-
-async def _run_thread(work: ThreadWork, hook: Hook, key: str, inputs: JsonObject) -> Json:
-    """Run a directive as a child thread with a small budget, or continue the one of this key; return its result."""
-    request = StartRequest(
-        hook.item_id, inputs, _LIMITS, parent=narrowed_by(work.thread, work.state.skills), is_hook=True
-    )
-    child, start = new_thread(request, work.services.context(work.own_caller(), work.catalog))
-    ended = await work.run_hook(child, start, key)
-    if ended.status != "completed":
-        said = f": {ended.message}" if ended.message else ""
-        return f"its thread {ended.id} is {ended.status}{said}"
-    return ended.result
 
 
 def _filled(value: Json, facts: JsonObject) -> Json:

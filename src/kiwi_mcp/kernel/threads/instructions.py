@@ -105,21 +105,19 @@ async def ask_about_project(context: Context) -> str:
         return ""
     one, known = found[0], services.provenance.recorded(found[0].file.digest)
     if known is None and context.is_owner and context.caller.ask is not no_answers:
+        lines = [f"  | {escape_controls(line)}" for line in one.text.splitlines()]
+        ending = "Shall models follow these instructions in this project?"
+        message = "\n".join((f"{one.file.source}:", *lines, ending))
+        form: JsonObject = {"type": "object", "properties": {"follow": {"type": "boolean"}}, "required": ["follow"]}
+        question = Question("elicitation/create", {"message": message, "requestedSchema": form}, is_own=True)
         with suppress(Unanswered):
-            if await _is_confirmed(one, context):
-                decide_instructions(one.file.digest, context, is_accepted=True)
+            answer = (await context.caller.ask({"follow": question}))["follow"]
+            is_followed = as_object(answer.get("content")).get("follow") is True
+            is_accepted = answer.get("action") == "accept" and is_followed
+            decide_instructions(one.file.digest, context, is_accepted=is_accepted)
+            if is_accepted:
                 return ""
-            decide_instructions(one.file.digest, context, is_accepted=False)
     return f"{one.file.source} is sent as data. `kiwi thread instructions --accept` lets models follow it."
-
-
-async def _is_confirmed(one: InstructionText, context: Context) -> bool:
-    lines = [f"  | {escape_controls(line)}" for line in one.text.splitlines()]
-    message = "\n".join((f"{one.file.source}:", *lines, "Shall models follow these instructions in this project?"))
-    schema: JsonObject = {"type": "object", "properties": {"follow": {"type": "boolean"}}, "required": ["follow"]}
-    question = Question("elicitation/create", {"message": message, "requestedSchema": schema}, is_own=True)
-    said = (await context.caller.ask({"follow": question}))["follow"]
-    return said.get("action") == "accept" and as_object(said.get("content")).get("follow") is True
 
 
 def decide_instructions(digest: str, context: Context, *, is_accepted: bool) -> None:

@@ -174,7 +174,10 @@ async def make_calls(work: ThreadWork) -> Step:
     calls = list(work.state.pending.values())
     left = max(0, work.thread.limits.tool_calls - work.thread.usage.tool_calls)
     key = f"loop:{work.state.model_seq}"
-    is_looping = not work.start.is_program and is_repeating(work.state.recent_calls)
+    recent = work.state.recent_calls  # the same three times, or two in turns twice
+    is_same = len(recent) >= _REPEATED and len({*recent[-_REPEATED:]}) == 1
+    in_turns = len(recent) >= _TWO_TURNS and recent[-_TWO_TURNS:-2] == recent[-2:] and recent[-1] != recent[-2]
+    is_looping = not work.start.is_program and (is_same or in_turns)
     if is_looping and (step := await unless_continued(work, key, "loop", _LOOP, limit="loop")):
         return step
     gate = asyncio.Semaphore(AT_ONCE)
@@ -198,10 +201,3 @@ async def make_calls(work: ThreadWork) -> Step:
         if reason:
             return await wait_for(work, reason)
     return await at_limit(work, "tool_calls") if left < len(calls) else NEXT
-
-
-def is_repeating(calls: list[str]) -> bool:
-    """Whether the calls of the last replies repeat: the same three times, or two in turns twice."""
-    same = len(calls) >= _REPEATED and len({*calls[-_REPEATED:]}) == 1
-    in_turns = len(calls) >= _TWO_TURNS and calls[-_TWO_TURNS:-2] == calls[-2:] and calls[-1] != calls[-2]
-    return same or in_turns

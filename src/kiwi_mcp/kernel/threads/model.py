@@ -57,19 +57,6 @@ async def ask_model(work: ThreadWork) -> None:
     await _append(work, reply, reservation, NewEvent("model", body), ThreadChanges(turns=1))
 
 
-async def ask_summary(work: ThreadWork, text: str) -> None:
-    """Let the model summarize a part of the conversation, and append the summary. That is no turn of the thread."""
-    message = Message("user", (TextPart(text),))
-
-    def prompt(output: int) -> Prompt:
-        return Prompt(_SUMMARIZE, (), (message,), min(output, _SUMMARY_OUTPUT), work.choice.temperature)
-
-    asked, reservation = await _reserve(work, prompt, len(text.encode()) + len(_SUMMARIZE))
-    plan = bind_request(asked, Conversation(work.choice), work.provider)
-    reply = await _send(work, plan, reservation, lambda _: None)  # nothing of it is shown while it streams
-    await _append(work, reply, reservation, NewEvent("compacted", {"summary": reply.text or "(empty)"}), None)
-
-
 async def _send(
     work: ThreadWork, plan: Plan, reservation: Reservation, observe: Callable[[ReplyDelta], None]
 ) -> ModelReply:
@@ -229,7 +216,17 @@ async def make_room(work: ThreadWork) -> Step | None:
     middle = state.split()[1]
     if not middle or state.strikes >= _STRIKES or state.compactions >= _IN_A_ROW:
         return await unless_continued(work, f"context:{state.model_seq}", "budget", _ASKED, limit="context")
-    await ask_summary(work, _transcript(middle))
+    text = _transcript(middle)
+    message = Message("user", (TextPart(text),))
+
+    def prompt(output: int) -> Prompt:
+        return Prompt(_SUMMARIZE, (), (message,), min(output, _SUMMARY_OUTPUT), work.choice.temperature)
+
+    asked, reservation = await _reserve(work, prompt, len(text.encode()) + len(_SUMMARIZE))
+    plan = bind_request(asked, Conversation(work.choice), work.provider)
+    reply = await _send(work, plan, reservation, lambda _: None)  # nothing of it is shown while it streams
+    # That is no turn of the thread.
+    await _append(work, reply, reservation, NewEvent("compacted", {"summary": reply.text or "(empty)"}), None)
     return None
 
 

@@ -5,15 +5,7 @@ from __future__ import annotations
 import json
 from typing import Literal, TypeAlias
 
-from kiwi_mcp.domain.errors import (
-    Denied,
-    Invalid,
-    KiwiError,
-    NotFound,
-    PolicyDenied,
-    Unavailable,
-    Untrusted,
-)
+from kiwi_mcp.domain.errors import Denied, Invalid, KiwiError, NotFound, PolicyDenied, Unavailable, Untrusted
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text, compact, text_of
 from kiwi_mcp.domain.messages import ToolCallPart, ToolResultPart
 from kiwi_mcp.domain.outcome import Outcome

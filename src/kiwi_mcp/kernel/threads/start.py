@@ -38,7 +38,7 @@ from kiwi_mcp.kernel.context import Context, VerbContext
 from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.kernel.provenance import Provenances
 from kiwi_mcp.kernel.threads.instructions import SkillUse, instruction_texts, loaded_skills
-from kiwi_mcp.kernel.threads.providers import only_provider, unknown_provider
+from kiwi_mcp.kernel.threads.start import only_provider, unknown_provider
 from kiwi_mcp.kernel.threads.state import CompositeStart, PromptStart, ThreadState, rebuild
 from kiwi_mcp.kernel.tool_names import description_of
 from kiwi_mcp.kernel.verbs import BY_NAME
@@ -153,23 +153,30 @@ def new_thread(request: StartRequest, context: Context) -> tuple[Thread, PromptS
     """Return a thread that has not started, and what its requests begin with; refuse what could not run."""
     catalog, parent = context.catalog, request.parent
     chain = catalog.resolve(request.item)
-    if chain.tool.manifest.config.get("steps"):
+    tool, manifest = chain.tool, chain.tool.manifest
+    if manifest.config.get("steps"):
         return _new_composite(request, chain, context)
-    program = program_of(chain, typed_inputs(chain.tool.manifest.parameters, request.inputs))
+    inputs, load = typed_inputs(manifest.parameters, request.inputs), loader(chain.references)
+    if chain.traits[0].result_kind == "instructions" and manifest.executor:
+        program = directive_program(text_item(tool), inputs, load)
+    elif as_text(manifest.config.get("directive")):
+        program = thread_program(TextItem(manifest, "", tool.identity), inputs, load)
+    else:
+        raise NotCallable(tool.id, manifest.tool_type, "only directives and thread items start a thread")
     for grant in grants_of(parent) if parent and not request.is_hook else ():
-        verdict = grant.verdict("spawn", spawn_name(chain.tool.manifest))
+        verdict = grant.verdict("spawn", spawn_name(manifest))
         if isinstance(verdict, Deny):
             raise PolicyDenied(
-                f"This thread may not start {chain.tool.id!r}: {verdict.reason}.",
+                f"This thread may not start {tool.id!r}: {verdict.reason}.",
                 suggestion='Name it in the permissions of the directive: `<execute resource="spawn" id="…"/>`.',
-                tool_id=chain.tool.id,
+                tool_id=tool.id,
             )
     provider, model = provider_of(chain, request.model or program.model.id, catalog, tier=program.model.tier)
     choice = _choice(provider, model, program.model.tier, fallback="" if request.model else program.model.fallback)
     rights = rights_of(program, parent)
     more: JsonObject = {"detached": True} if request.is_detached else {}
     limits = limits_of(program.limits, request)
-    thread = _thread(request, context, chain.tool.identity, program.name, program_digest(chain), limits, rights, more)
+    thread = _thread(request, context, tool.identity, program.name, program_digest(chain), limits, rights, more)
     thread = replace(thread, inputs=program.inputs, model=f"{choice.provider}/{choice.model}")
     if request.is_conversation:
         thread = replace(thread, kind="conversation", status="waiting", waits_for="message")
@@ -364,16 +371,6 @@ def program_digest(chain: Chain) -> str:
     """Return the digest of a program: of its item and of all that it names."""
     digests = sorted({chain.tool.digest, *(one.tool.digest for one in chain.references)})
     return sha256("\n".join(digests).encode()).hexdigest()
-
-
-def program_of(chain: Chain, inputs: JsonObject) -> DirectiveProgram:
-    """Return the program of a directive, or of the directive that a thread item names."""
-    load, tool = loader(chain.references), chain.tool
-    if chain.traits[0].result_kind == "instructions" and tool.manifest.executor:
-        return directive_program(text_item(tool), inputs, load)
-    if not as_text(tool.manifest.config.get("directive")):
-        raise NotCallable(tool.id, tool.manifest.tool_type, "only directives and thread items start a thread")
-    return thread_program(TextItem(tool.manifest, "", tool.identity), inputs, load)
 
 
 def provider_of(chain: Chain, model: str, catalog: Catalog, *, tier: str = "") -> tuple[Chain, str]:

@@ -50,7 +50,7 @@ from kiwi_mcp.store.database import Transaction
 from kiwi_mcp.store.queue import ThreadQueue
 from kiwi_mcp.store.rates import Rates
 from kiwi_mcp.store.runs import new_run
-from kiwi_mcp.store.threads import AppendedEvents, JournalGrew, Questions, ThreadFilter, Threads, append_in, ask
+from kiwi_mcp.store.threads import JournalGrew, Questions, ThreadFilter, Threads, append_in, ask
 
 T = TypeVar("T")
 CONTINUE, STOP, START = "continue", "stop", "start"
@@ -132,7 +132,7 @@ class ThreadWork:
         observe: ThreadObserver,
     ) -> None:
         self.services = services
-        self._host = host
+        self.host = host
         self.stores = stores
         self.thread = thread
         self.starter = starter_of(thread, starter)
@@ -150,7 +150,8 @@ class ThreadWork:
         self.path = ""
         """The names of the threads from the root to this one."""
         self._seq = 0
-        self._noted: list[ThreadEvent] = []
+        self.noted: list[ThreadEvent] = []
+        """Events of a transaction that may not be committed yet; `sync` finds out whether it was."""
         self._mirror: TranscriptMirror | None = None
         self.replies: RecordedReplies | None = None
         """What answers in place of the model, where a recorded thread is replayed."""
@@ -228,12 +229,6 @@ class ThreadWork:
         denied = map(denials, services.rights(starter)().grants)
         context = services.context(NO_CALLER, self.catalog)
         return replace(context, rights=reduce(narrow, denied, context.rights))
-
-    async def run_hook(self, child: Thread, start: PromptStart, key: str) -> Thread:
-        """Run the child of a hook until it ends or waits, and return it; its parent waits here."""
-        made = await self._host.run_hook(self.thread, child, start, self.starter, key)
-        await self.sync()
-        return made
 
     def seconds(self) -> float:
         """Return for how many seconds the thread has worked; the time that it waited does not count."""
@@ -327,7 +322,7 @@ class ThreadWork:
 
     def _read(self) -> tuple[Thread, tuple[ThreadEvent, ...]]:
         threads, thread = self.stores.threads, self.thread
-        events, self._noted = tuple(self._noted), []
+        events, self.noted = tuple(self.noted), []
         now = threads.current(thread)
         numbers = range(self._seq + 1, now.seq + 1)
         if [one.seq for one in events] == [*numbers] and (not events or events[-1].sha256 == now.head):
@@ -353,10 +348,6 @@ class ThreadWork:
             self._take(made.thread, made.events)
         else:  # calls that run at the same time appended before it
             await self.sync()
-
-    def note(self, made: AppendedEvents) -> None:
-        """Remember events of a transaction that is not committed yet; `sync` finds out whether it was."""
-        self._noted += made.events
 
     def with_taint(self, changes: ThreadChanges | None) -> ThreadChanges | None:
         """Return changes that also store that the thread has read text from outside, if that is new."""
@@ -440,7 +431,8 @@ class _CallNotes:
 
     def _append(self, transaction: object, event: NewEvent, changes: ThreadChanges | None = None) -> None:
         work = self._work
-        work.note(append_in(cast("Transaction", transaction), work.thread, [event], work.with_taint(changes)))
+        made = append_in(cast("Transaction", transaction), work.thread, [event], work.with_taint(changes))
+        work.noted += made.events
 
 
 class Continue(Struct, frozen=True):
@@ -502,11 +494,7 @@ async def pause(work: ThreadWork) -> Wait:
 
 
 async def wait_for(
-    work: ThreadWork,
-    reason: WaitReason,
-    *events: NewEvent,
-    made: ThreadChanges = _NO_CHANGES,
-    is_next: bool = False,
+    work: ThreadWork, reason: WaitReason, *events: NewEvent, made: ThreadChanges = _NO_CHANGES, is_next: bool = False
 ) -> Wait:
     """Let a thread wait for something that was asked or started before, or for a message."""
     wake_at = work.state.wake_at if reason == "child" else 0

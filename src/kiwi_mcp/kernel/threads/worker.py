@@ -203,19 +203,16 @@ class Worker:
                 os.close(lock)
             if self._stopping.is_set():
                 return
-            if not self._served((await self._runner.due())[0]):
-                await self._sleep()
-                return
+            if self._served((await self._runner.due())[0]):
+                continue
+            due_at = await self._runner.stores.do(lambda: self._queue.next_due(now_ms()))
+            if due_at:
+                # One that is due and was not served belongs to another machine.
+                start_sleeper(self._user, due_at if due_at > now_ms() else now_ms() + _ELSEWHERE_MS)
+            else:
+                (self._user / DUE).unlink(missing_ok=True)
+            return
         ring(self._user)  # a process that sleeps becomes the worker
-
-    async def _sleep(self) -> None:
-        """Start the process that sleeps until something is due, if anything is."""
-        due_at = await self._runner.stores.do(lambda: self._queue.next_due(now_ms()))
-        if due_at:
-            # One that is due and was not served belongs to another machine.
-            start_sleeper(self._user, due_at if due_at > now_ms() else now_ms() + _ELSEWHERE_MS)
-        else:
-            (self._user / DUE).unlink(missing_ok=True)
 
     async def _serve(self) -> None:
         try:

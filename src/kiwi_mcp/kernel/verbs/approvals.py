@@ -21,8 +21,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import text_of
 from kiwi_mcp.domain.records import Approval, ApprovalRule
 from kiwi_mcp.domain.times import now_ms
-from kiwi_mcp.kernel.approval_question import ALWAYS, answers_of
-from kiwi_mcp.kernel.approvals import rule_from
+from kiwi_mcp.kernel.approvals import ALWAYS, answers_of, rule_from
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.paths import refuse_nowhere
 from kiwi_mcp.kernel.threads.wake import wake_threads

@@ -29,11 +29,11 @@ from kiwi_mcp.domain.mcp import Offers
 from kiwi_mcp.drivers.environments.packages import server_package
 from kiwi_mcp.drivers.sandboxed import backend_reports, known_backend_reports
 from kiwi_mcp.kernel.context import Services, VerbContext
-from kiwi_mcp.kernel.memory_move import MemoryMove
+from kiwi_mcp.kernel.memory import MemoryMove
 from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.kernel.settings import named_half, search_mode
 from kiwi_mcp.kernel.store import Store
-from kiwi_mcp.kernel.threads.providers import unknown_provider
+from kiwi_mcp.kernel.threads.start import unknown_provider
 from kiwi_mcp.kernel.token_meter import context_report
 from kiwi_mcp.kernel.verb import ANYONE, AnyJson, ProjectRequest, Response, verb
 from kiwi_mcp.kernel.verbs.mcp.servers import all_servers

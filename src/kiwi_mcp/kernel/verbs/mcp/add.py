@@ -22,8 +22,16 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, 
 from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.domain.secret import Secret
 from kiwi_mcp.kernel.context import Context, VerbContext
-from kiwi_mcp.kernel.mcp_definitions import launch_of, launch_summary
-from kiwi_mcp.kernel.mcp_servers import McpServers, RefreshResult, find_server, key_of, known_servers, new_record
+from kiwi_mcp.kernel.mcp_servers import (
+    McpServers,
+    RefreshResult,
+    find_server,
+    key_of,
+    known_servers,
+    launch_of,
+    launch_summary,
+    new_record,
+)
 from kiwi_mcp.kernel.paths import has_project
 from kiwi_mcp.kernel.verb import (
     OWNER,
