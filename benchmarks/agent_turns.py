@@ -26,7 +26,7 @@ from kiwi_mcp.domain.calls import NO_CALLER
 from kiwi_mcp.domain.json import JsonObject, as_object
 from kiwi_mcp.domain.messages import ModelReply, TextPart, TokenUsage, ToolCallPart
 from kiwi_mcp.domain.threads import NewEvent
-from kiwi_mcp.kernel.threads.cassette import Cassette, RecordedReplies, RecordedTurn
+from kiwi_mcp.kernel.threads.recordings import Cassette, RecordedReplies, RecordedTurn
 from kiwi_mcp.kernel.threads.runner import ThreadRunner
 from kiwi_mcp.kernel.threads.start import StartRequest, new_thread
 

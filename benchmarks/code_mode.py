@@ -23,7 +23,7 @@ from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.messages import ModelReply, TextPart, TokenUsage, ToolCallPart
 from kiwi_mcp.domain.threads import NewEvent
 from kiwi_mcp.domain.token_cost import cost_of
-from kiwi_mcp.kernel.threads.cassette import Cassette, RecordedReplies, RecordedTurn
+from kiwi_mcp.kernel.threads.recordings import Cassette, RecordedReplies, RecordedTurn
 from kiwi_mcp.kernel.threads.runner import ThreadRunner
 from kiwi_mcp.kernel.threads.start import StartRequest, new_thread
 from kiwi_mcp.kernel.threads.state import ThreadState

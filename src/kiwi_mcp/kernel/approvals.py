@@ -516,26 +516,13 @@ def answers_of(asked: Approval) -> tuple[str, ...]:
 
 def question_of(asked: Approval) -> Question:
     """Return the question in the form that MCP uses; it cannot have been answered before it was asked."""
-    return Question(
-        "elicitation/create",
-        {
-            "message": asked.preview,
-            "requestedSchema": {
-                "type": "object",
-                "properties": {
-                    "approve": {"type": "boolean", "title": "Run exactly this, once", "default": False},
-                    "always": {
-                        "type": "string",
-                        "title": "From now on without asking",
-                        "enum": list(answers_of(asked)),
-                        "default": ALWAYS[0],
-                    },
-                },
-                "required": ["approve"],
-            },
-        },
-        is_own=True,
-    )
+    answers: JsonObject = {"enum": list(answers_of(asked)), "default": ALWAYS[0]}
+    fields: JsonObject = {
+        "approve": {"type": "boolean", "title": "Run exactly this, once", "default": False},
+        "always": {"type": "string", "title": "From now on without asking", **answers},
+    }
+    form: JsonObject = {"type": "object", "properties": fields, "required": ["approve"]}
+    return Question("elicitation/create", {"message": asked.preview, "requestedSchema": form}, is_own=True)
 
 
 def _word(text: str) -> str:

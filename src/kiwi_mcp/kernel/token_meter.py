@@ -135,14 +135,12 @@ class ResponseSizes:
     def means(self) -> Mapping[str, Mean]:
         """Return the average cost of a response of each verb that was used in these days."""
         self.flush()
-        sums: dict[str, list[int]] = {}
+        found: dict[str, list[tuple[int, int]]] = {}
         for verb, size, tokens in self._lines():
-            one = sums.setdefault(verb, [0, 0, 0])
-            for at, number in enumerate((1, size, tokens)):
-                one[at] += number
+            found.setdefault(verb, []).append((size, tokens))
         return {
-            verb: Mean(count, TokenCost(round(size / count), round(tokens / count)))
-            for verb, (count, size, tokens) in sums.items()
+            verb: Mean(len(rows), TokenCost(*(round(sum(column) / len(rows)) for column in zip(*rows, strict=True))))
+            for verb, rows in found.items()
         }
 
     def _append(self, line: bytes) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from tempfile import mkstemp
 from typing import get_args
 
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.items import Chain, ItemType, Tool
-from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.domain.json import as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.mcp import Hints, Offer, OfferKind, TaskUse, variables_of
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE
 from kiwi_mcp.domain.token_cost import cost_of
@@ -102,14 +100,7 @@ def _registry_of(user: Path) -> str:
 
 def _write(place: Path, text: str) -> None:
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, draft = mkstemp(dir=place.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(draft).replace(place)
-    except OSError:
-        Path(draft).unlink(missing_ok=True)
-        raise
+    put_file(place, text.encode(), 0o600)
 
 
 OWN_SCHEME = "kiwi:"
@@ -196,12 +187,8 @@ def _hints(chain: Chain) -> Hints:
     tool, manifest = chain.tool, chain.tool.manifest
     said = as_object(manifest.extra.get("annotations"))
     if said or tool.origin.server:  # the annotations of a server are passed on unchanged
-        return Hints(
-            is_read_only=_said(said, "readOnlyHint"),
-            is_destructive=_said(said, "destructiveHint"),
-            is_idempotent=_said(said, "idempotentHint"),
-            is_open_world=_said(said, "openWorldHint"),
-        )
+        words = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
+        return Hints(*(value if isinstance(value := said.get(word), bool) else None for word in words))
     # Without a declaration, an item is not known to be harmless.
     is_pure = manifest.effect == "pure" or manifest.written.get("mutates_state") is False
     return Hints(
@@ -210,8 +197,3 @@ def _hints(chain: Chain) -> Hints:
         is_idempotent=True if is_pure or manifest.effect == "idempotent" else None,
         is_open_world=True if chain.primitive.id == _REMOTE else None,
     )
-
-
-def _said(annotations: JsonObject, word: str) -> bool | None:
-    value = annotations.get(word)
-    return value if isinstance(value, bool) else None

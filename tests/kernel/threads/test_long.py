@@ -15,7 +15,7 @@ from kiwi_mcp.domain.calls import NO_CALLER
 from kiwi_mcp.domain.messages import ModelReply, TextPart, TokenUsage, ToolCallPart
 from kiwi_mcp.domain.threads import NewEvent
 from kiwi_mcp.kernel import Kernel
-from kiwi_mcp.kernel.threads.cassette import Cassette, RecordedReplies
+from kiwi_mcp.kernel.threads.recordings import Cassette, RecordedReplies
 from kiwi_mcp.kernel.threads.runner import ThreadRunner
 from kiwi_mcp.kernel.threads.start import StartRequest, new_thread
 

@@ -39,8 +39,8 @@ from kiwi_mcp.engine.inline import Engine, InlineEngine
 from kiwi_mcp.engine.queue import QueueLimits, choose
 from kiwi_mcp.kernel.context import Context, Services
 from kiwi_mcp.kernel.threads import wake
-from kiwi_mcp.kernel.threads.cassette import RecordedReplies
 from kiwi_mcp.kernel.threads.loop import advance, stop_turn
+from kiwi_mcp.kernel.threads.recordings import RecordedReplies
 from kiwi_mcp.kernel.threads.start import (
     StartRequest,
     code_thread,

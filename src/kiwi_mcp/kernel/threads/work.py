@@ -39,11 +39,10 @@ from kiwi_mcp.drivers.code.process import ProgramProcess
 from kiwi_mcp.drivers.llm.model import Conversation
 from kiwi_mcp.drivers.llm.provider import ModelChoice, choose_model, context_window
 from kiwi_mcp.kernel.context import Context, Services
-from kiwi_mcp.kernel.threads.cassette import RecordedReplies
+from kiwi_mcp.kernel.threads.recordings import RecordedReplies, TranscriptMirror, redactor_for
 from kiwi_mcp.kernel.threads.results import result_of_run, value_of_run
 from kiwi_mcp.kernel.threads.start import grants_of, narrowed_by, starter_of
 from kiwi_mcp.kernel.threads.state import PromptStart, ThreadState
-from kiwi_mcp.kernel.threads.transcript import TranscriptMirror, redactor_for
 from kiwi_mcp.kernel.threads.wake import file_lock
 from kiwi_mcp.store.budget import Budget, Reservation
 from kiwi_mcp.store.database import Transaction

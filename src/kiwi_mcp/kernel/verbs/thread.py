@@ -39,6 +39,7 @@ from kiwi_mcp.kernel.threads.instructions import (
     instruction_texts,
     loaded_skills,
 )
+from kiwi_mcp.kernel.threads.recordings import redactor_for, transcript_path
 from kiwi_mcp.kernel.threads.runner import ThreadRunner, waiting_approvals
 from kiwi_mcp.kernel.threads.start import (
     StartRequest,
@@ -49,7 +50,6 @@ from kiwi_mcp.kernel.threads.start import (
     turn_at,
     typed_inputs,
 )
-from kiwi_mcp.kernel.threads.transcript import redactor_for, transcript_path
 from kiwi_mcp.kernel.threads.wake import start_worker
 from kiwi_mcp.kernel.threads.work import ThreadStores
 from kiwi_mcp.kernel.verb import (

@@ -18,11 +18,21 @@ from kiwi_mcp.domain.json import JsonObject, as_text, compact
 from kiwi_mcp.domain.threads import TOKEN_CLASSES, NewEvent, Thread
 from kiwi_mcp.domain.times import iso, now_ms
 from kiwi_mcp.kernel.context import VerbContext
-from kiwi_mcp.kernel.threads.cassette import Cassette, RecordedReplies, differences, outcome_of, read_cassette, turns_of
+from kiwi_mcp.kernel.threads.recordings import (
+    Cassette,
+    RecordedReplies,
+    differences,
+    knowledge_text,
+    outcome_of,
+    read_cassette,
+    redactor_for,
+    transcript_lines,
+    transcript_path,
+    turns_of,
+)
 from kiwi_mcp.kernel.threads.runner import ThreadRunner
 from kiwi_mcp.kernel.threads.start import StartRequest, new_thread, unsigned_items
 from kiwi_mcp.kernel.threads.state import rebuild
-from kiwi_mcp.kernel.threads.transcript import knowledge_text, redactor_for, transcript_lines, transcript_path
 from kiwi_mcp.kernel.verb import ANYONE, OWNER, AnyJson, Argument, LongText, NameText, Option, Request, Response, verb
 from kiwi_mcp.kernel.verbs.thread import (
     MAX_THREADS,
