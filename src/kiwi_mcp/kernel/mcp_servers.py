@@ -59,7 +59,6 @@ from kiwi_mcp.domain.secret import is_secret, looks_secret
 from kiwi_mcp.domain.times import moment
 from kiwi_mcp.kernel.approvals import ApprovalGate
 from kiwi_mcp.kernel.context import Context, Services
-from kiwi_mcp.kernel.permission import client_requests
 from kiwi_mcp.kernel.pipeline import (
     judge_plan,
     plan_call,
@@ -84,8 +83,6 @@ from kiwi_mcp.store.mcp_definitions import McpDefinitions, ServerDefinitions
 if TYPE_CHECKING:  # the driver is loaded by its name when a server is first used, and with it the MCP SDK
     from kiwi_mcp.drivers.mcp.driver import McpDriver
 
-_ANYTHING = "x"
-"""The value of arguments that are not known yet."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 """Seconds before a server that keeps reporting list changes is listed again: at first, and at most."""
 _PAUSE_FOR_OTHERS = 60.0
@@ -110,7 +107,7 @@ async def complete(
             return ()
         # The rules of a call apply, although the other arguments of the call are not known yet.
         wanted = as_object(chain.tool.manifest.parameters.get("properties"))
-        call = Call(item_id, context.space, {name: known.get(name, _ANYTHING) for name in wanted})
+        call = Call(item_id, context.space, {name: known.get(name, "x") for name in wanted})
         planned = plan_call(call, context)
         # The owner is not asked for a proposal, so a server that waits for the owner is not started.
         approval = await asyncio.to_thread(ApprovalGate(context).preview, planned)
@@ -219,7 +216,7 @@ class McpServers:
                     refused.suggestion = f"{look} If it is right, `kiwi mcp accept {server.id}`."
                 raise
             plan = replace(plan, profile=profile)
-        run = judge_plan(with_client_requests(plan, client_requests(server, catalog)), prepared, call, context)
+        run = judge_plan(with_client_requests(plan, server, catalog), prepared, call, context)
         return run, server_secrets(chain, space, self._authored, is_accepted=catalog.is_meant(server))
 
     def follow_changes(self) -> None:

@@ -127,12 +127,6 @@ def reaching(rights: Rights, server: Tool, catalog: Catalog) -> Rights:
     return Rights((meant, *others))
 
 
-def client_requests(server: Tool, catalog: Catalog) -> tuple[str, ...]:
-    """Return what a server may ask of the client that calls it: nothing unless its owner accepted it as it is."""
-    asked = server.manifest.needs.client
-    return asked if asked and catalog.is_meant(server) else ()
-
-
 def _with(rules: Rules, meant: Sequence[str]) -> Rules:
     added = tuple(text for text in dict.fromkeys(meant) if text not in rules.allow)
     return replace(rules, allow=(*rules.allow, *added)) if added else rules

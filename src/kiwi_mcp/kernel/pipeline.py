@@ -29,7 +29,7 @@ from kiwi_mcp.drivers import Driver, unavailable
 from kiwi_mcp.kernel.approvals import ApprovalGate
 from kiwi_mcp.kernel.checkpoints import checkpoint
 from kiwi_mcp.kernel.context import Context
-from kiwi_mcp.kernel.permission import client_requests, reaching
+from kiwi_mcp.kernel.permission import reaching
 from kiwi_mcp.kernel.prepared import Prepared, plan_digest
 from kiwi_mcp.kernel.recorder import CallRecord, Run
 from kiwi_mcp.manifest.parameters import accept, output_faults
@@ -166,7 +166,7 @@ def bind_plan(run: Run, prepared: Prepared, inputs: JsonObject, context: Context
         if "file" in chain.tool.manifest.config:
             plan = with_file(plan, chain, space)
     if prepared.is_accepted:
-        plan = with_client_requests(plan, client_requests(chain.executor, context.catalog))
+        plan = with_client_requests(plan, chain.executor, context.catalog)
     run.prepared, run.chain, run.plan, run.digest = prepared, chain, plan, plan_digest(plan)
 
 
@@ -328,11 +328,12 @@ def secrets_of(plan: Plan, chain: Chain, context: Context, *, is_accepted: bool)
     return secrets
 
 
-def with_client_requests(plan: Plan, allowed: Sequence[str]) -> Plan:
-    """Return the plan of a server's item with what the server may ask of the client meanwhile."""
-    if not allowed:
+def with_client_requests(plan: Plan, server: Tool, catalog: Catalog) -> Plan:
+    """Return a plan with what its server may ask of the client meanwhile, if the owner accepted the server as it is."""
+    asked = server.manifest.needs.client
+    if not asked or not catalog.is_meant(server):
         return plan
-    return replace(plan, facts={**plan.facts, "mcp": {**as_object(plan.facts.get("mcp")), "client": list(allowed)}})
+    return replace(plan, facts={**plan.facts, "mcp": {**as_object(plan.facts.get("mcp")), "client": list(asked)}})
 
 
 def refuse_denied(verdict: Verdict, tool: Tool) -> None:

@@ -10,7 +10,7 @@ from asyncio import CancelledError, to_thread
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import lru_cache, partial
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Self
@@ -54,7 +54,7 @@ from kiwi_mcp.policy.approval_rules import effect_of, effects_of
 from kiwi_mcp.primitives.process.spawn import completed
 from kiwi_mcp.primitives.secrets.key_storage import Mac
 from kiwi_mcp.primitives.secrets.redaction import redact
-from kiwi_mcp.store.database import LONGEST, Transaction
+from kiwi_mcp.store.database import LONGEST
 from kiwi_mcp.store.open import masked
 from kiwi_mcp.store.outputs import INLINE_LIMIT, Retention, StoredOutput, keep, preview, result_text, rewrite, shorten
 from kiwi_mcp.store.receipts import Receipts
@@ -168,8 +168,6 @@ _SECRET_NAME = re.compile(
 )
 _LONGEST_SECRET_NAME = 80
 _DENIED = frozenset({PolicyDenied.code, Denied.code, ApprovalRequired.code, ApprovalsWaiting.code})
-_NOT_KEPT = "not kept: they may hold a secret"
-_TOO_LONG = "not kept: they are too long"
 
 
 class CallRecord(Struct):
@@ -297,8 +295,8 @@ def names_secret(data: bytes) -> bool:
 
 def _detail(answer: JsonObject, arguments: bytes | None, secrets: Mapping[str, str]) -> str:
     """Return more words as JSON that can be kept whole: without the arguments, or none, where they are too long."""
-    sent: Json = _NOT_KEPT if arguments is None else json.loads(arguments)
-    for one in (sent, _TOO_LONG):
+    sent: Json = "not kept: they may hold a secret" if arguments is None else json.loads(arguments)
+    for one in (sent, "not kept: they are too long"):
         text = redact(compact({**answer, "arguments": one}), secrets)
         if len(text) <= LONGEST:
             return text
@@ -552,7 +550,8 @@ class Run:
         try:
             kernel = self._recorder.kernel_lock.name()
             journal = self._journal
-            also = partial(_began, journal, self) if journal else None
+            run_id, plan, chain = self.id, self.plan, self.chain
+            also = (lambda written: journal.began(written, run_id, effect_of(plan, chain))) if journal else None
             if not self._runs.begin_now(run, receipt, kernel, also):
                 await completed(to_thread(self._runs.begin, run, receipt, kernel, also))
         except LeaseLost:
@@ -581,10 +580,12 @@ class Run:
         text = result_text(outcome.result)
         data, is_large = text.encode(errors="surrogatepass"), len(text) > INLINE_LIMIT
         record = self._write_output()
-        code = "" if outcome.is_success else _CODES.get(outcome.status, outcome.status)
+        code: str = "" if outcome.is_success else outcome.status
+        code = "execution_failed" if code == "error" else code
         run, receipt = self._rows(outcome.status, code, outcome.message, self.duration_ms, data, is_large=is_large)
         self.response = shorten(outcome.result, self.output, text) if is_large else {"result": outcome.result}
-        also = partial(_ended, self._journal, self) if self._journal else None
+        journal = self._journal
+        also = (lambda written: journal.ended(written, self.id, outcome, self.response)) if journal else None
         ended, stored, runs = EndedRun(run, receipt, self._is_begun, also), data if is_large else None, self._runs
         try:
             if not isinstance(runs, Runs):
@@ -675,14 +676,6 @@ class Run:
         return record
 
 
-def _began(journal: CallJournal, run: Run, transaction: Transaction) -> None:
-    journal.began(transaction, run.id, effect_of(run.plan, run.chain))
-
-
-def _ended(journal: CallJournal, run: Run, transaction: Transaction) -> None:
-    journal.ended(transaction, run.id, run.outcome, run.response)
-
-
 @lru_cache(maxsize=64)
 def _home(space: Space) -> Path:
     return space.project_ai
@@ -690,8 +683,6 @@ def _home(space: Space) -> Path:
 
 _ROOM = 1_000
 """How much of a receipt the hosts that a process reached may take, in characters."""
-_CODES = {"error": "execution_failed"}
-"""The codes of failures that are not the words of their statuses."""
 
 
 def _traces(outcome: Outcome) -> JsonObject:

@@ -30,8 +30,6 @@ SearchHalf = Literal["meaning", "words"]
 """How items are found: by words and meaning, or by words alone, which takes less memory."""
 
 _WORDS = ("url", "actor", "namespaces", "remotes", "runs", "audit", "search", "remember")
-_REMOTE_WORDS = ("url", "token")
-_RUN_WORDS = ("count", "days")
 _LEVELS: tuple[AuditLevel, ...] = get_args(AuditLevel)
 _HALVES: tuple[SearchHalf, ...] = get_args(SearchHalf)
 _NO_HALF = "is not how items are found"
@@ -114,7 +112,7 @@ def _parse(path: Path, user: Path) -> RegistrySettings:
 
 
 def _settings(written: JsonObject, user: Path, issues: list[Issue]) -> RegistrySettings:
-    runs = _mapping(written.get("runs"), "runs", _RUN_WORDS, issues)
+    runs = _mapping(written.get("runs"), "runs", ("count", "days"), issues)
     remember = written.get("remember")
     settings = RegistrySettings(
         url=_text(written, "url", issues) or default_url(user),
@@ -147,7 +145,9 @@ def _namespaces(written: Json, issues: list[Issue]) -> tuple[str, ...]:
 
 def _remotes(written: Json, issues: list[Issue]) -> Iterator[tuple[str, RemoteSettings]]:
     for name, entry in _mapping(written, "remotes", (), issues).items():
-        words = {"url": entry} if isinstance(entry, str) else _mapping(entry, f"remotes.{name}", _REMOTE_WORDS, issues)
+        words = (
+            {"url": entry} if isinstance(entry, str) else _mapping(entry, f"remotes.{name}", ("url", "token"), issues)
+        )
         issues += remote_issues(name, words)
         yield name, RemoteSettings(as_text(words.get("url")), as_text(words.get("token")))
 

@@ -78,7 +78,6 @@ DAYS = 30
 
 _DELAY, _MAX_WAITING = 0.5, 16
 """After how many seconds the sizes of responses are written, and how many responses wait for that."""
-_FOLDER = "context"
 _MAX_BYTES = 65_536
 """The maximum size of the file of one day."""
 _APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -99,7 +98,7 @@ class ResponseSizes:
     """The sizes of the responses of one user's kernels, in a cache folder; `is_counting` if models read them."""
 
     def __init__(self, cache: Path, *, is_counting: bool = False) -> None:
-        self._folder = cache / _FOLDER
+        self._folder = cache / "context"
         self.is_counting = is_counting
         self._waiting: list[tuple[str, JsonObject]] = []
         """Responses that are not measured yet: a caller does not wait for that."""
@@ -331,7 +330,6 @@ def _unused(history: CallHistory, sent: Sequence[SentDefinition], chosen_at: dat
             yield Advice("remove", one.name, one.cost.tokens, one.cost.tokens, why)
 
 
-_OWN_FILE = "sqlite:"
 _MAX_NAMED = 5
 
 
@@ -374,7 +372,7 @@ def advice_for(catalog: Catalog, store: Store, offers: Offers, sizes: ResponseSi
     """Return advice for the owner; none if the receipts cannot be read."""
     try:
         # A local store holds the owner's calls only, with any token; a shared store also holds those of others.
-        actor = None if store.settings.url.startswith(_OWN_FILE) else store.actor.name
+        actor = None if store.settings.url.startswith("sqlite:") else store.actor.name
         history = call_history(store.receipts(), datetime.now(UTC), actor=actor)
     except KiwiError:
         return ()

@@ -69,13 +69,6 @@ _WHAT: Mapping[Section, str] = {"always_send": "tools", "prompts": "prompts", "r
 _NAMED_FROM: tuple[Source, ...] = ("project", "user", "registry", "mcp")
 
 
-class _Chosen(Struct, frozen=True):
-    """An item that is sent, and the preference that asks for it."""
-
-    preference: Preference
-    chain: Chain
-
-
 class ToolListBuilder:
     """Builds the list: which items are sent, why others are not, and which files that depends on."""
 
@@ -102,24 +95,16 @@ class ToolListBuilder:
         notices = [*self._notices][:_MAX_NOTICES]
         if len(self._notices) > _MAX_NOTICES:
             notices.append(f"And {len(self._notices) - _MAX_NOTICES} more notices like these.")
-        return Offers(
-            meta_tools, tools, prompts, resources, templates, tuple(notices), self._servers(), self._namespaces()
-        )
-
-    def _servers(self) -> tuple[str, ...]:
-        """Return the servers that a model sees: it does not search for servers that it does not know."""
+        # A model does not search for servers that it does not know; the namespaces are those of the last change.
+        user, is_hidden = self._catalog.space.user, self._permission.is_hidden
         self.sources.add("mcp")
-        if self._permission.fault:
-            return ()
-        return tuple(name for name in self._catalog.servers() if not self._permission.is_hidden(all_of(name)))
-
-    def _namespaces(self) -> tuple[str, ...]:
-        """Return the namespaces that a model sees, as recorded when the registry last changed."""
-        user = self._catalog.space.user
         self.paths |= dict.fromkeys((str(namespaces_place(user)), str(user / SETTINGS_NAME)))
-        if self._permission.fault:
-            return ()
-        return tuple(name for name in known_namespaces(user) if not self._permission.is_hidden(all_in(name)))
+        servers: tuple[str, ...] = ()
+        namespaces: tuple[str, ...] = ()
+        if not self._permission.fault:
+            servers = tuple(name for name in self._catalog.servers() if not is_hidden(all_of(name)))
+            namespaces = tuple(name for name in known_namespaces(user) if not is_hidden(all_in(name)))
+        return Offers(meta_tools, tools, prompts, resources, templates, tuple(notices), servers, namespaces)
 
     def _meta_tools(self) -> tuple[str, ...]:
         decided = {name: self._preferences.sections["always_send"].about([name]) for name in _META_TOOLS}
@@ -133,15 +118,15 @@ class ToolListBuilder:
     def _called(self, section: Section, taken: Collection[str]) -> tuple[Offer, ...]:
         """Return the tools or the prompts, each under a name of its own."""
         used, offers = set(taken), []
-        for one in self._chosen(section):
-            names = [one.preference.name] if one.preference.name else callable_names(one.chain.tool)
+        for wish, chain in self._chosen(section):
+            names = [wish.name] if wish.name else callable_names(chain.tool)
             name = next((name for name in names if name not in used), "")
             if not name:
                 reason = f"the name `{names[0]}` is taken. Give it another with `as`."
-                self._note(f"{one.chain.tool.identity} is not sent: {reason}")
+                self._note(f"{chain.tool.identity} is not sent: {reason}")
                 continue
             used.add(name)
-            offers.append(offer_of(one.chain, name))
+            offers.append(offer_of(chain, name))
         return _sorted(offers)
 
     def _addressed(self) -> tuple[tuple[Offer, ...], tuple[Offer, ...]]:
@@ -154,35 +139,32 @@ class ToolListBuilder:
             name = f"{OWN_SCHEME}//{place}/{{{word}}}"
             templates[name] = Offer(name, "", title=title, parameters=taken, mime_type=_MARKDOWN)
         chosen = self._chosen("resources")
-        shared = Counter(address_of(one.chain.tool) for one in chosen)
-        for one in chosen:
-            tool, address = one.chain.tool, address_of(one.chain.tool)
-            if kind_of(one.chain) == "resource":
+        shared = Counter(address_of(chain.tool) for _, chain in chosen)
+        for _, chain in chosen:
+            tool, address = chain.tool, address_of(chain.tool)
+            if kind_of(chain) == "resource":
                 name = address if shared[address] == 1 else own_address(tool)
-                resources.setdefault(name, offer_of(one.chain, name))
+                resources.setdefault(name, offer_of(chain, name))
             elif address in templates or address.startswith(OWN_SCHEME):
                 self._note(f"{tool.identity} is not sent: another item has the addresses {address}.")
             else:
-                templates[address] = offer_of(one.chain, address)
+                templates[address] = offer_of(chain, address)
         return _sorted(resources.values()), _sorted(templates.values())
 
-    def _chosen(self, section: Section) -> Sequence[_Chosen]:
+    def _chosen(self, section: Section) -> Sequence[tuple[Preference, Chain]]:
         """Return the items of a section that are sent, each once; those with names of the owner's choice come first."""
-        found: dict[str, _Chosen] = {}
+        found: dict[str, tuple[Preference, Chain]] = {}
         left = 0
         for refs, wish in self._wanted(section):
             if len(found) == MOST[section]:
                 left += 1
             elif chosen := self._judged(section, refs, wish):
-                found.setdefault(chosen.chain.tool.identity, chosen)
+                found.setdefault(chosen[1].tool.identity, chosen)
         if left:
             what = _WHAT[section]
             self._note(f"No more than {MOST[section]} {what} are sent; {left} others are found by searching.")
         # An item with a name of the owner's choice keeps it; an item of a pattern gets another name.
-        return sorted(
-            found.values(),
-            key=lambda one: (not one.preference.name, one.preference.is_pattern, one.chain.tool.identity),
-        )
+        return sorted(found.values(), key=lambda one: (not one[0].name, one[0].is_pattern, one[1].tool.identity))
 
     def _wanted(self, section: Section) -> Iterator[tuple[Sequence[str], Preference]]:
         """Yield the references of each preferred item with its preference: named items first, then patterns."""
@@ -225,7 +207,7 @@ class ToolListBuilder:
             if home.is_in_project:
                 seen.add(entry.tool_id)
 
-    def _judged(self, section: Section, refs: Sequence[str], wish: Preference) -> _Chosen | None:
+    def _judged(self, section: Section, refs: Sequence[str], wish: Preference) -> tuple[Preference, Chain] | None:
         """Return a preferred item if it can be sent; otherwise note why not, unless it only matches a pattern."""
         label = refs[-1] if wish.is_pattern else wish.word
         try:
@@ -245,7 +227,7 @@ class ToolListBuilder:
         if not wish.is_pattern:
             for sentence in chain.shadowed:
                 self._note(f"`{label}`: {sentence}")
-        return _Chosen(deciding, chain)
+        return deciding, chain
 
     def _resolved(self, refs: Sequence[str], item_type: ItemType) -> Chain:
         for ref in refs:

@@ -18,6 +18,7 @@ from kiwi_mcp.domain.token_cost import cost_of
 from kiwi_mcp.kernel.settings import registry_settings
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.kernel.verbs import VerbFamily
+from kiwi_mcp.manifest.owner_file import put_file
 from kiwi_mcp.manifest.parameters import output_schema
 from kiwi_mcp.store.database import within
 
@@ -29,7 +30,6 @@ _MAX_SERVER_NAME = 40
 _MAX_BYTES = 1_000_000
 _TIMEOUT = 2.0
 """How many seconds a registry server may take to return its namespaces, because a caller may be waiting."""
-_SEARCH = "search"
 _CHANGED = ("state", "servers")
 """The file that is written whenever names may have changed, so that stored descriptions are out of date."""
 _NAMESPACES = ("state", "namespaces")
@@ -38,7 +38,7 @@ _NAMESPACES = ("state", "namespaces")
 
 def description_of(verb: VerbFamily, servers: Sequence[str], namespaces: Sequence[str] = ()) -> str:
     """Return the description of a verb for a model, with the installed servers and the registry's namespaces."""
-    if verb.name != _SEARCH:
+    if verb.name != "search":
         return verb.description
     most, share = (_MAX_CHARACTERS, _MAX_TOKENS), (_MAX_CHARACTERS // _SHARE, _MAX_TOKENS // _SHARE)
     published = _fitted(namespaces, "In source registry", "Source registry has {} namespaces", *share)
@@ -115,8 +115,6 @@ ITEM_TYPES: Mapping[OfferKind, tuple[ItemType, ...]] = {
     "prompt": ("directive", "skill"), "resource": ("knowledge",), "template": ("knowledge",), "tool": ("tool",)
 }  # fmt: skip
 """The types of items of a kind, in order; the item of an MCP server is always a tool."""
-_REMOTE = "http_client"
-"""The primitive of items that call a remote service."""
 
 
 def kind_of(chain: Chain) -> OfferKind | None:
@@ -195,5 +193,5 @@ def _hints(chain: Chain) -> Hints:
         is_read_only=is_pure,
         is_destructive=not is_pure,
         is_idempotent=True if is_pure or manifest.effect == "idempotent" else None,
-        is_open_world=True if chain.primitive.id == _REMOTE else None,
+        is_open_world=True if chain.primitive.id == "http_client" else None,
     )

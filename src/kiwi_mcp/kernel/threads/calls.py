@@ -30,7 +30,6 @@ CallEnd: TypeAlias = tuple[ResultStatus, ToolResultPart]
 STOPPED_BY_OWNER = "The owner stopped it at a call of which it is not known whether it was done."
 _MOST_ATTEMPTS = 3
 """How often an idempotent call begins before the owner is asked."""
-_ANSWERS = ("done", "not done", "run again", "stop")
 _DONE = "Done: the owner says that the call was done before its process ended. Its output was lost."
 _NOT_DONE = "Not done: the owner says that the call was not done. Make it again if it is still needed."
 _UNKNOWN = (
@@ -169,7 +168,7 @@ async def _ask_owner(work: ThreadWork, call: ToolCallPart, begun: BegunCall) -> 
     key = f"unknown:{work.caller(call).origin.key}:{begun.attempts}"
     known = await work.stores.question_of(work.thread.id, key)
     if known is None:
-        schema: JsonObject = {"type": "string", "enum": list(_ANSWERS)}
+        schema: JsonObject = {"type": "string", "enum": ["done", "not done", "run again", "stop"]}
         limit = f"It was tried {begun.attempts} times" if begun.effect in REPEATABLE else "It runs at most once"
         text = (
             f"The call `{call.name}` began, and its process ended before the result was stored (run {begun.run_id}). "

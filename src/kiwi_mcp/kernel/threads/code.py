@@ -33,8 +33,6 @@ _NAMED = re.compile(r"(?<![\w.])tools((?:\.[A-Za-z_]\w*){1,4})", re.ASCII)
 _MOST_ITEMS = 50
 _MOST_PRINTED = 20_000
 _LARGEST_SNAPSHOT, _LARGEST_RESULT = 1_500_000, 1_000_000
-_OWN = ("thread_tools", "code_tools")
-"""The verbs behind items that only a model calls."""
 _INVALID = "Nothing ran. The program does not fit its tools:\n"
 
 
@@ -57,7 +55,8 @@ def read_program(code: str, items: list[str], run: str, context: Context) -> Cod
         tool, manifest = chain.tool, chain.tool.manifest
         if visible.is_hidden(tool.identity):
             raise ToolNotFound(reference)
-        if as_text(manifest.config.get("verb")) in _OWN or tool.identity.partition("@")[0] == CODE:
+        is_for_models = as_text(manifest.config.get("verb")) in {"thread_tools", "code_tools"}
+        if is_for_models or tool.identity.partition("@")[0] == CODE:
             raise PolicyDenied(f"A program cannot call {tool.id!r}.", suggestion="Call it outside of a program.")
         verdict = context.rights.item_verdict([link.identity for link in chain.links], chain.item_traits)
         if isinstance(verdict, Deny):

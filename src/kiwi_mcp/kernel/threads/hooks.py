@@ -149,8 +149,6 @@ def _filled(value: Json, facts: JsonObject) -> Json:
 
 _FIELDS = {"turns": "turns", "tokens": "tokens", "spend": "spend", "duration": "seconds", "tool_calls": "tool_calls"}
 """The limits that the owner can raise while a thread runs, and where they are stored."""
-_HARD = ("tokens", "spend")
-"""The limits that a warning does not raise."""
 _BY_ACTION = {"continue": "warn", "retry": "warn", "escalate": "escalate", "suspend": "suspend"}
 _SPENDING = "What may be spent in a day is reached. The owner sets it in policy.yaml, below `spending`."
 
@@ -176,7 +174,7 @@ async def at_limit(work: ThreadWork, limit: str) -> Step:
     action = await hook_action(work, "limit", f"limit:{limit}", code=f"{limit}_exceeded", current=most, most=most)
     raised = work.state.raises.get(limit, 0)
     match _BY_ACTION.get(action, "stop") if action else work.thread.limits.on_exceeded:
-        case "warn" if limit not in _HARD and not raised:
+        case "warn" if limit not in {"tokens", "spend"} and not raised:  # which a warning does not raise
             return await _raise_limit(work, limit, field)
         case "escalate":
             shown = f"{most / 1_000_000:.2f} USD" if limit == "spend" else f"{most:,.0f}"

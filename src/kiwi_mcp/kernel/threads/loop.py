@@ -56,7 +56,6 @@ _STOPPED = "The user stopped the turn before this call had a result."
 _TURN_ENDS = ("end", "calls", "length", "refusal", "filtered")
 _REPEATED, _TWO_TURNS = 3, 4
 _EXPIRED = "The owner did not answer in time, which is no refusal."
-_REFUSED = "The owner did not let this step run."
 
 
 async def advance(work: ThreadWork) -> Step:
@@ -326,7 +325,7 @@ async def _ask(
         result: JsonObject = {"status": "ok", "call_id": call.id, "part": to_builtins(part), "value": known.answer}
         await work.append(NewEvent("result", result))
     elif not step.ask.schema and known.answer == STOP:
-        await note_result(work, call, "denied", failed_result(call, _REFUSED))
+        await note_result(work, call, "denied", failed_result(call, "The owner did not let this step run."))
     else:
         return None
     return ""

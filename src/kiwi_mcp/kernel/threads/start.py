@@ -87,14 +87,11 @@ _COPIED = frozenset(
     {"prompt", "model", "result", "injected", "compacted", "loaded", "skill", "instructions", "switched"}
 )
 """The events that a conversation consists of. Questions, hooks, children and the end stay with the original."""
-_NAMED = 8
 _LIMITS = {"turns": "turns", "tokens": "tokens", "spend": "spend", "seconds": "seconds", "duration": "seconds",
            "duration_seconds": "seconds", "timeout": "seconds", "spawns": "spawns", "depth": "depth",
            "tool_calls": "tool_calls", "children": "children", "threads": "threads",
            "answer_seconds": "answer_seconds"}  # fmt: skip
 _LONGEST_ANSWER = 90 * 86_400
-_MOST_STEP_CALLS = 10_000
-"""How many calls the steps of a composite make at most."""
 _SYSTEM = """You are an agent that carries out one task with tools. Work until it is done, then end.
 Your tools: `search` finds items by what they do, `load` shows one with its parameters, `execute` runs it, `help` \
 explains Kiwi. `ask` puts a question to the owner, `spawn` and `wait` start child threads and collect their results. \
@@ -106,7 +103,6 @@ _TALK = "This is a conversation: answer each message of the user with plain text
 CODE = "builtin/kiwi/code"
 _CODE_LIMITS = ThreadLimits(turns=200, seconds=600, tool_calls=200)
 _CONVERSATION = ThreadLimits(turns=1_000, tokens=5_000_000, spend=5_000_000, seconds=86_400, tool_calls=2_000)
-"""The default limits of a conversation."""
 _SAY = "When the task is done, answer with the result as plain text and call nothing."
 
 
@@ -148,7 +144,6 @@ class StartRequest(Struct, frozen=True):
     is_detached: bool = False
     """Whether a child continues after its parent has ended."""
     skills: tuple[str, ...] = ()
-    """Skills that the starter chose."""
     is_hook: bool = False
     """Whether a hook of the parent starts it, which needs no permission to spawn."""
     program: CodeProgram | None = None
@@ -260,7 +255,7 @@ def _new_composite(request: StartRequest, chain: Chain, context: Context) -> tup
     )
     has_model = any(one.tool.manifest.result_kind == "instructions" for one in chain.references)
     most = None if has_model else 0
-    declared = DirectiveLimits(duration=composite.timeout, tool_calls=_MOST_STEP_CALLS, spend=most, tokens=most)
+    declared = DirectiveLimits(duration=composite.timeout, tool_calls=10_000, spend=most, tokens=most)
     limits = limits_of(declared, request)
     rights: JsonObject = {"grants": to_builtins((*above, own)), "delegates": to_builtins(above)}
     tool = chain.tool
@@ -587,7 +582,7 @@ def turn_at(thread: Thread, events: Sequence[ThreadEvent], at: int | None) -> in
             turns.append(event.seq)
     if at in turns or (at is None and turns):
         return at if at is not None else turns[-1]
-    near = sorted(turns, key=lambda seq: abs(seq - (at or 0)))[:_NAMED]
+    near = sorted(turns, key=lambda seq: abs(seq - (at or 0)))[:8]
     raise InvalidRequest(
         f"No turn ends at event {at}." if turns else f"{thread.id} has no completed turn.",
         suggestion=f"Turns end at {', '.join(map(str, sorted(near)))}; `kiwi thread show {thread.id}` shows them."

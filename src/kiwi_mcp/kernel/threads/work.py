@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial, reduce
 from hashlib import sha256
-from typing import Literal, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
 from msgspec import Struct, to_builtins
@@ -51,6 +51,9 @@ from kiwi_mcp.store.rates import Rates
 from kiwi_mcp.store.runs import new_run
 from kiwi_mcp.store.threads import JournalGrew, Questions, ThreadFilter, Threads, append_in, ask
 
+if TYPE_CHECKING:  # it runs the threads of this process, and imports this module
+    from kiwi_mcp.kernel.threads.runner import ThreadRunner
+
 T = TypeVar("T")
 CONTINUE, STOP, START = "continue", "stop", "start"
 CHOICE: JsonObject = {"type": "string", "enum": [CONTINUE, STOP]}
@@ -61,15 +64,6 @@ _STOPPED_SECONDS = 1.0
 """After how many seconds between the beginning of a call and its effect the lease is looked at again."""
 _DELTA_SECONDS = 0.1
 """For how long pieces of a reply are collected before they are stored for those who watch."""
-
-
-class ThreadHost(Protocol):
-    """What runs the threads of this process."""
-
-    is_background: bool
-
-    async def run_hook(self, parent: Thread, child: Thread, start: PromptStart, starter: Caller, key: str) -> Thread:
-        """Store the child of a hook, run it until it ends or waits, and return it; one that waits is cancelled."""
 
 
 class ThreadStores:
@@ -125,7 +119,7 @@ class ThreadWork:
         self,
         services: Services,
         stores: ThreadStores,
-        host: ThreadHost,
+        host: ThreadRunner,
         thread: Thread,
         starter: Caller,
         observe: ThreadObserver,
