@@ -28,8 +28,7 @@ from kiwi_mcp.domain.items import FOLDER_FILES, Source
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.kernel.approvals import visible
 from kiwi_mcp.kernel.context import VerbContext
-from kiwi_mcp.kernel.memory import GitHistory
-from kiwi_mcp.kernel.memory import MemoryMove
+from kiwi_mcp.kernel.memory import GitHistory, MemoryMove
 from kiwi_mcp.kernel.verb import (
     ANYONE,
     OWNER,

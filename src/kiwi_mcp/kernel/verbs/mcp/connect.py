@@ -27,8 +27,7 @@ from kiwi_mcp.domain.safe_text import strip_controls
 from kiwi_mcp.domain.secret import Secret
 from kiwi_mcp.domain.token_cost import cost_of_json, total
 from kiwi_mcp.kernel.context import VerbContext
-from kiwi_mcp.kernel.mcp_servers import launch_of
-from kiwi_mcp.kernel.mcp_servers import McpServers, known_servers, server_secrets
+from kiwi_mcp.kernel.mcp_servers import McpServers, known_servers, launch_of, server_secrets
 from kiwi_mcp.kernel.paths import no_project_space
 from kiwi_mcp.kernel.token_meter import all_sent
 from kiwi_mcp.kernel.verb import (

@@ -28,8 +28,17 @@ from kiwi_mcp.domain.times import moment
 from kiwi_mcp.drivers.environments.packages import server_package
 from kiwi_mcp.drivers.mcp.server import RESTART, log_path
 from kiwi_mcp.kernel.context import Context, VerbContext
-from kiwi_mcp.kernel.mcp_servers import accepted, difference, launch_summary
-from kiwi_mcp.kernel.mcp_servers import McpServers, find_server, is_owners, key_of, known_servers, new_record
+from kiwi_mcp.kernel.mcp_servers import (
+    McpServers,
+    accepted,
+    difference,
+    find_server,
+    is_owners,
+    key_of,
+    known_servers,
+    launch_summary,
+    new_record,
+)
 from kiwi_mcp.kernel.permission import ItemVisibility, one_of
 from kiwi_mcp.kernel.tool_names import touch_server_names
 from kiwi_mcp.kernel.verb import (
