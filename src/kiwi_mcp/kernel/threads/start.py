@@ -45,6 +45,7 @@ from kiwi_mcp.kernel.threads.state import CompositeStart, PromptStart, ThreadSta
 from kiwi_mcp.kernel.tool_names import description_of
 from kiwi_mcp.kernel.verbs import BY_NAME
 from kiwi_mcp.manifest.composite import checked_composite
+from kiwi_mcp.manifest.document import read_yaml
 from kiwi_mcp.manifest.home_config import home_config
 from kiwi_mcp.manifest.hooks import Hook
 from kiwi_mcp.manifest.markdown import skill_grant
@@ -62,7 +63,6 @@ from kiwi_mcp.manifest.program import (
 from kiwi_mcp.manifest.runtime import has_providers, read_providers
 from kiwi_mcp.manifest.templates import defaulted, variables
 from kiwi_mcp.manifest.type_specs import load_type_specs
-from kiwi_mcp.manifest.yaml import read_yaml
 from kiwi_mcp.policy.secret_access import missing_names
 from kiwi_mcp.store.runs import new_run
 
