@@ -117,3 +117,18 @@ def test_running_a_bash_tool_loads_none_of_the_deferred_modules_and_each_loads_w
     _loaded(_RUN, (), project)  # the first run fills the store and the cache
 
     assert _loaded(_DEFERRED, (), project) == []
+
+
+_COMMANDS = """
+from importlib import import_module
+from pkgutil import iter_modules
+from kiwi_mcp.surfaces import cli, start
+start.defer_modules()
+for module in iter_modules(cli.__path__, "kiwi_mcp.surfaces.cli."):
+    import_module(module.name)
+"""
+
+
+@pytest.mark.usefixtures("processes")
+def test_the_modules_of_every_command_load_where_others_are_deferred() -> None:
+    assert _loaded(_COMMANDS, ()) == []

@@ -23,8 +23,7 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.mcp import Definition, ServerListing
 from kiwi_mcp.drivers.mcp.driver import McpDriver
 from kiwi_mcp.kernel import Answer, Kernel, mcp_servers
-from kiwi_mcp.kernel.mcp_definitions import accepted, merged, offers_of, unlisted
-from kiwi_mcp.kernel.mcp_servers import ListRefresher, McpServers
+from kiwi_mcp.kernel.mcp_servers import ListRefresher, McpServers, accepted, merged, offers_of, unlisted
 
 SCRIPT = Path(__file__).parents[2] / "data" / "mcp" / "scripted.py"
 Ask = Callable[..., Answer]
