@@ -11,8 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import get_args
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.registry_source import is_listed
@@ -306,11 +306,30 @@ def find(
     recall: Callable[[ParsedQuery], RecallMatches | None] = lambda _: None,
 ) -> JsonObject:
     """Return the items that match a query, best first, without those that are hidden from the caller."""
-    try:
-        return _find(request, catalog, indexes, rights, recall)
-    except DamagedIndex:
-        indexes.forget_loaded()
-        return _find(request, catalog, indexes, rights, recall)
+
+    def look(asked: SearchRequest) -> JsonObject:
+        try:
+            return _find(asked, catalog, indexes, rights, recall)
+        except DamagedIndex:
+            indexes.forget_loaded()
+            return _find(asked, catalog, indexes, rights, recall)
+
+    response = look(request)
+    own = as_list(response["results"])
+    free = request.limit - len(own)
+    if request.source != "local" or is_browsing(request) or free <= 0 or any(map(_is_sure, own)):
+        return response
+    # Built-in items that can be run and match well take the free places.
+    built_in = look(replace(request, source="builtin", limit=free, with_schema=request.with_schema and not own))
+    more = [
+        one
+        for one in map(as_object, as_list(built_in["results"]))
+        if catalog.sheets.traits(as_text(one["tool_type"])).driver and _is_sure(one)
+    ]
+    if not more:
+        return response
+    kept = {key: value for key, value in response.items() if own or key not in _OF_NOTHING}
+    return {**kept, "results": [*own, *more], "total": int(text_of(response["total"])) + len(more)}
 
 
 def _find(
@@ -362,30 +381,11 @@ def _find(
         response |= no_hits_response(
             request, query, pools, permission, view.cards, is_server=is_server, has_project=here
         )
-    own = as_list(response["results"])
-    free = request.limit - len(own)
-    if request.source != "local" or is_browsing(request) or free <= 0 or any(map(_is_sure, own)):
-        return response
-    asked = msgspec.structs.replace(request, source="builtin", limit=free, with_schema=request.with_schema and not own)
-    return _with_built_in(response, _find(asked, catalog, indexes, rights, recall), catalog)
+    return response
 
 
 def _is_sure(result: Json) -> bool:
     return float(text_of(as_object(result)["score"])) >= _SURE
-
-
-def _with_built_in(response: JsonObject, found: JsonObject, catalog: Catalog) -> JsonObject:
-    """Return a response with built-in items in its free places: those that can be run and match well."""
-    own = as_list(response["results"])
-    more = [
-        one
-        for one in map(as_object, as_list(found["results"]))
-        if catalog.sheets.traits(as_text(one["tool_type"])).driver and _is_sure(one)
-    ]
-    if not more:
-        return response
-    kept = {key: value for key, value in response.items() if own or key not in _OF_NOTHING}
-    return {**kept, "results": [*own, *more], "total": int(text_of(response["total"])) + len(more)}
 
 
 def _is_no_server(is_server: Callable[[Card], bool], keeps: Callable[[Card], bool] | None, card: Card) -> bool:
