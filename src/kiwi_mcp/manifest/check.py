@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import get_args
 
@@ -354,12 +355,9 @@ def _config_faults(
 def _requirement(*links: Manifest | None) -> Requirement:
     """Return how an item writes packages: as its own runtime does, or as its executor does."""
     for manifest in links:
-        try:
-            found = packages_of(manifest.config) if manifest is not None else None
-        except ValidationError:  # the schema of runtimes says what is wrong with it
-            found = None
-        if found is not None:
-            return found.config.requirement
+        with suppress(ValidationError):  # the schema of runtimes says what is wrong with it
+            if manifest is not None and (found := packages_of(manifest.config)) is not None:
+                return found.config.requirement
     return ""
 
 

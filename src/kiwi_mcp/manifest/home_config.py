@@ -119,9 +119,8 @@ def _source_issues(found: Sequence[Json]) -> Iterator[Issue]:
     known = f"Use: {', '.join(_SOURCES)}."
     for place, one in enumerate(found):
         if one not in _SOURCES:
-            yield Issue(
-                f"tool_sources[{place}]", "is not a source of items", did_you_mean(as_text(one), _SOURCES) + known
-            )
+            fix = f"{did_you_mean(as_text(one), _SOURCES)}{known}"
+            yield Issue(f"tool_sources[{place}]", "is not a source of items", fix)
     if _BUILT_IN not in found:
         whole = ", ".join(dict.fromkeys((*DEFAULT_SOURCES, *(as_text(one) for one in found if one in _SOURCES))))
         fix = f"It is the whole list of sources: write `[{whole}]`, without what you want to leave out."

@@ -14,7 +14,6 @@ import yaml
 from msgspec import Struct
 
 from kiwi_mcp.domain.errors import Invalid
-from kiwi_mcp.domain.items import Signature
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.document import read_yaml
@@ -167,16 +166,6 @@ _VERSION = lazy_pattern(r"""\sversion\s*=\s*["']([^"']*)["']""")
 _SHEBANG = lazy_pattern(r"#!/[^\n]*\n")
 
 
-class Subject(Struct, frozen=True):
-    """A file as old generations saw it: its text without the signature, and the names it may have been signed under."""
-
-    body: str
-    file_name: str
-    names: tuple[str, ...]
-    category: str
-    extractors: tuple[Extractor, ...]
-
-
 def verdict(
     text: str,
     *,
@@ -196,16 +185,33 @@ def verdict(
     if signature is None:
         return "unsigned"
     stem = item_id.rpartition("/")[2]
-    names = dict.fromkeys((stem, f"{category}/{stem}" if category else stem, item_id))
-    subject = Subject(body, file_name or stem + suffix, tuple(names), category, tuple(extractors))
+    names = tuple(dict.fromkeys((stem, f"{category}/{stem}" if category else stem, item_id)))
+    content: str | None = body
+    if kind == "directive":
+        content = xml_of(body)
+    elif kind == "knowledge":
+        content = _frontmatter(body)[1]
+    elif body.startswith("#!/"):
+        content = _SHEBANG.sub("", body, count=1)
+    if content is None:
+        return "modified"
+    whole = _sha256(content)
+    candidates: Candidates
+    if len(signature.hash) == SHORT:
+        candidates = iter([("A", whole[:SHORT])])
+    elif signature.scheme == "rye":
+        candidates = iter([("R", whole)])
+    elif kind == "directive":
+        candidates = _directives(content, names)
+    elif kind == "tool":
+        candidates = _tools(body, names, file_name or stem + suffix, tuple(extractors))
+    else:
+        candidates = _knowledge(body, names, category)
     try:
-        for generation, digest in _candidates(signature, subject, kind):
-            if digest == signature.hash:
-                return f"valid:{generation}"
+        found = next((generation for generation, digest in candidates if digest == signature.hash), None)
     except Unreadable:
-        if FIRST_DAY <= signature.timestamp < LAST_DAY:
-            return "legacy-unverifiable"
-    return "modified"
+        return "legacy-unverifiable" if FIRST_DAY <= signature.timestamp < LAST_DAY else "modified"
+    return f"valid:{found}" if found else "modified"
 
 
 def xml_of(text: str) -> str | None:
@@ -217,58 +223,32 @@ def xml_of(text: str) -> str | None:
     return text[opening.start() : end + len(_CLOSING)]
 
 
-def _candidates(signature: Signature, subject: Subject, kind: Kind) -> Candidates:
-    content: str | None = subject.body
-    if kind == "directive":
-        content = xml_of(subject.body)
-    elif kind == "knowledge":
-        content = _frontmatter(subject.body)[1]
-    elif subject.body.startswith("#!/"):
-        content = _SHEBANG.sub("", subject.body, count=1)
-    if content is None:
-        return
-    whole = sha256_hex(content.encode("utf-8", "surrogatepass"))
-    if len(signature.hash) == SHORT:
-        yield "A", whole[:SHORT]
-    elif signature.scheme == "rye":
-        yield "R", whole
-    elif kind == "directive":
-        opening = _OPENING.match(content)
-        version = _VERSION.search(opening[0]) if opening else None
-        for name in subject.names:
-            statement: JsonObject = {
-                "directive_name": name,
-                "metadata": {},
-                "version": version[1] if version else "0.0.0",
-                "xml_hash": whole,
-            }
-            yield "B1", _hash(statement)
-    elif kind == "tool":
-        yield from _tools(subject)
-    else:
-        yield from _knowledge(subject, whole)
+def _directives(xml: str, names: Sequence[str]) -> Candidates:
+    opening = _OPENING.match(xml)
+    version = _VERSION.search(opening[0]) if opening else None
+    words: JsonObject = {"metadata": {}, "version": version[1] if version else "0.0.0", "xml_hash": _sha256(xml)}
+    for name in names:
+        yield "B1", _hash({"directive_name": name, **words})
 
 
-def _tools(subject: Subject) -> Candidates:
-    file: JsonObject = {"path": subject.file_name, "sha256": sha256_hex(subject.body.encode("utf-8", "surrogatepass"))}
-    found = manifests(subject.body, file_name=subject.file_name, extractors=subject.extractors)
-    for manifest, name in product(found, subject.names):
-        statement: dict[str, Json] = {
-            "tool_id": name,
-            "version": manifest.get("version") or "0.0.0",
-            "manifest": manifest,
-        }
+def _tools(body: str, names: Sequence[str], file_name: str, extractors: Sequence[Extractor]) -> Candidates:
+    file: JsonObject = {"path": file_name, "sha256": _sha256(body)}
+    found = manifests(body, file_name=file_name, extractors=extractors)
+    for manifest, name in product(found, names):
+        version = manifest.get("version") or "0.0.0"
+        statement: dict[str, Json] = {"tool_id": name, "version": version, "manifest": manifest}
         yield "B2", _hash(statement | {"files": [file]})
         yield "B1", _hash(statement | {"files": [{**file, "is_executable": False}]})
 
 
-def _knowledge(subject: Subject, content_hash: str) -> Candidates:
-    front = as_object(read_old_yaml(_frontmatter(subject.body)[0]))
-    base: dict[str, Json] = {"version": front.get("version"), "content_hash": content_hash}
+def _knowledge(body: str, names: Sequence[str], folder: str) -> Candidates:
+    written, content = _frontmatter(body)
+    front = as_object(read_old_yaml(written))
+    base: dict[str, Json] = {"version": front.get("version"), "content_hash": _sha256(content)}
     unsigned = {key: value for key, value in front.items() if key not in {"validated_at", "content_hash", "integrity"}}
     category, entry_type, tags = front.get("category"), front.get("entry_type"), front.get("tags", [])
-    for name in subject.names:
-        facts = product((category, category or subject.category), (entry_type, entry_type or "learning"))
+    for name in names:
+        facts = product((category, category or folder), (entry_type, entry_type or "learning"))
         for group, kind in facts:
             metadata: JsonObject = {"category": group, "entry_type": kind, "tags": tags}
             yield "B4", _hash(base | {"id": name, "metadata": metadata})
@@ -283,6 +263,10 @@ def _frontmatter(text: str) -> tuple[str, str]:
     """Return the frontmatter and the body, cut as old readers did: at the first `---` after the opening one."""
     end = text.find("---", 3) if text.startswith("---") else -1
     return ("", text) if end < 0 else (text[3:end], text[end + 3 :].strip())
+
+
+def _sha256(text: str) -> str:
+    return sha256_hex(text.encode("utf-8", "surrogatepass"))
 
 
 def _hash(statement: JsonObject) -> str:

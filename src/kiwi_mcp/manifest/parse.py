@@ -84,7 +84,10 @@ def parse(
     tool_type, executor, config = _kind(reading)
     sheet = reading.sheets.get(tool_type)
     packages, permissions = _needs(reading, config)
-    config = _config(_with_entrypoint(reading, config, sheet), sheet, packages)
+    entrypoint = reading.text("entrypoint")
+    if entrypoint and "entrypoint" not in config and (sheet is None or "entrypoint" in sheet.words):
+        config = {**config, "entrypoint": entrypoint}
+    config = _config(config, sheet, packages)
     if "cache_dir" in as_object(config.get("venv")):
         reason = "is not used: environments are in the cache of this machine"
         reading.warn("config.venv.cache_dir", reason, "Leave it out; `XDG_CACHE_HOME` moves the cache.")
@@ -179,25 +182,11 @@ def _config(config: JsonObject, sheet: TypeSpec | None, packages: Sequence[Json]
         settled[word] = list({text_of(item): item for item in packages}.values())
     if "endpoint" in settled and "url" not in settled:
         settled["url"] = settled.pop("endpoint")
-    if isinstance(auth := settled.get("auth"), Mapping):
-        settled["auth"] = _auth(auth)
+    auth = as_object(settled.get("auth"))
+    if isinstance(variable := auth.get("env_var"), str):
+        word = _SECRET_WORD.get(as_text(auth.get("type")), "key")
+        settled["auth"] = {word: f"${{{variable}}}", **{key: value for key, value in auth.items() if key != "env_var"}}
     return settled
-
-
-def _with_entrypoint(reading: _Reading, config: JsonObject, sheet: TypeSpec | None) -> JsonObject:
-    """Return the config with an `entrypoint` that was written beside it, in a type that has one."""
-    entrypoint = reading.text("entrypoint")
-    if not entrypoint or "entrypoint" in config or (sheet is not None and "entrypoint" not in sheet.words):
-        return config
-    return {**config, "entrypoint": entrypoint}
-
-
-def _auth(auth: JsonObject) -> JsonObject:
-    variable = auth.get("env_var")
-    if not isinstance(variable, str):
-        return auth
-    word = _SECRET_WORD.get(as_text(auth.get("type")), "key")
-    return {word: f"${{{variable}}}", **{key: value for key, value in auth.items() if key != "env_var"}}
 
 
 def _parameters(reading: _Reading) -> JsonObject:

@@ -248,9 +248,7 @@ def checked_inputs(tool_id: str, schema: JsonObject, inputs: JsonObject) -> Json
         return inputs
     filled = accept(tool_id, schema, inputs)
     required = {name: filled.get(name) for name in map(as_text, as_list(schema.get("required")))}
-    blank = [
-        name for name, value in required.items() if value is None or (isinstance(value, str) and not value.strip())
-    ]
+    blank = [name for name, value in required.items() if value is None or not text_of(value).strip()]
     if blank:
         reason = "is required, and blank"
         raise InvalidArguments(tool_id, [Issue(name, reason, "Send a value for it.") for name in blank])
