@@ -583,7 +583,7 @@ async def _next(listener: socket.socket) -> socket.socket:
 
 
 async def _tell(reader: StreamReader, writer: StreamWriter, answer: bytes) -> None:
-    """Say something last; what the client still sends is read for a moment, since to reset it would lose the answer."""
+    """Send a last answer, and read what the client still sends for a moment: a reset would lose the answer."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_LINGER):
             writer.write(answer)

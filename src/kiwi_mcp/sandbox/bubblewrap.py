@@ -127,8 +127,7 @@ class Instructions:
         self._keep.callback(os.close, descriptor)
         os.write(descriptor, content)
         os.lseek(descriptor, 0, os.SEEK_SET)
-        self.lent.append(descriptor)
-        return str(descriptor)
+        return self.lend(descriptor)
 
     def copy_of(self, path: str) -> str:
         """Let the launcher read a file of the system's, and return the number of its descriptor."""
@@ -137,7 +136,7 @@ class Instructions:
         return self.lend(descriptor)
 
     def ask_to_wait(self) -> StartGate:
-        """Let the launcher tell whom it started and wait before the command, and return where."""
+        """Let the launcher report the process that it started and wait before the command, and return the gate."""
         response, telling = os.pipe()
         reading, writing = os.pipe()
         # Both ends in one: the launcher would take the end of the pipe for the word to go on, should Kiwi be killed.
@@ -148,7 +147,7 @@ class Instructions:
         return StartGate(response, lambda: _say(writing))
 
     def release(self, bound: Callable[[int], None], pid: int) -> None:
-        """Put the launcher under its limits, and only then tell it what to do."""
+        """Put the launcher under its limits, and only then send its instructions."""
         text = os.fsencode("\0".join((*self.words, "")))
         if len(text) > _PIPE:
             raise TooLarge("The list of paths and variables for the sandbox", size=len(text), limit=_PIPE)

@@ -292,7 +292,7 @@ class RootLauncher:
 def open_root_launcher(
     grants: Sequence[OpenedGrant], owner_map: int | None, groups: CgroupParent | None
 ) -> Iterator[RootLauncher]:
-    """Give a cell in which each grant lies under its number once something is started there, for one run.
+    """Yield a launcher in which each grant is mounted under its number once a process is started there, for one run.
 
     Call this from a thread with the same mounts as the thread that opened the grants; the thread of the cell sees none
     of them. With `owner_map`, files of root belong to the unprivileged user inside, and new files of that user belong

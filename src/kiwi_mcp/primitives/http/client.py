@@ -251,7 +251,7 @@ async def _follow(
 
 
 class Channel:
-    """A WebSocket on which both sides speak whenever they like."""
+    """A WebSocket on which both sides send at any time."""
 
     def __init__(self, connection: ClientConnection, request: WireRequest) -> None:
         self._connection = connection
@@ -275,7 +275,7 @@ class Channel:
 async def channel(
     spec: HttpSpec, *, secrets: Mapping[str, str], through: Network, protocol: str
 ) -> AsyncIterator[Channel]:
-    """Open a WebSocket for a talk in a protocol of its own, for as long as the block lasts."""
+    """Open a WebSocket for another protocol, such as MCP, for as long as the block lasts."""
     request = prepare(spec, secrets, schemes=("ws", "wss"))
     connection = await _opened(spec, request, through, protocol=protocol, longest=spec.max_bytes)
     try:

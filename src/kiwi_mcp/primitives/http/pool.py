@@ -50,7 +50,7 @@ async def connected(
 
 
 class Flow(asyncio.Protocol):
-    """What comes in and how far it may run ahead, and whether more may go out."""
+    """The received data of a connection, read ahead up to a limit, and whether more can be sent."""
 
     def __init__(self) -> None:
         self.data = bytearray()

@@ -57,7 +57,7 @@ class _Helper:
 
     def __init__(self) -> None:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._ours.setblocking(False)  # one that hears nothing any more is as good as gone
+        self._ours.setblocking(False)  # a helper that no longer reads is treated as gone
         with theirs:
             number = theirs.fileno()
             # Its text and not its path: the user that Kiwi has become may not be able to read the one that holds it.

@@ -144,7 +144,7 @@ class Capture(Struct):
     tail: bytearray = field(default_factory=bytearray)
 
     def add(self, data: bytes) -> None:
-        """Take in more of the stream."""
+        """Add data from the stream."""
         self.total += len(data)
         self.is_cut = self.total > self.limit
         room = self.limit + self.margin - len(self.head)

@@ -67,7 +67,7 @@ def file_key(path: Path) -> Callable[[], bytes]:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a new file for its owner's eyes, to the disk."""
+    """Write a new file that only its owner can read, and flush it to the disk."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
         file.flush()
@@ -75,7 +75,7 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def replace_private(path: Path, data: bytes) -> None:
-    """Replace a file for its owner's eyes. Readers see the old or the new content, also after a power loss."""
+    """Replace a file that only its owner can read. Readers see the old or the new content, also after a power loss."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
