@@ -32,12 +32,10 @@ from kiwi_mcp.primitives.process.spawn import completed
 from kiwi_mcp.sandbox.levels import base_profile, demands
 from kiwi_mcp.sandbox.process_setup import refuse_sockets
 
-_OWN_WORDS = "{container}"
 _PARAMETERS = "/kiwi/parameters.json"
 _EVERY_HOST = "*"
 _TIMEOUT, _BUILD_TIMEOUT = 60.0, 600.0
 _ENGINE_FAILED = 125
-_LAST_LINES = 30
 
 
 def container_command(chain: Chain, words: RuntimeConfig, space: Space, path: str) -> tuple[str, ...]:
@@ -58,7 +56,7 @@ def container_command(chain: Chain, words: RuntimeConfig, space: Space, path: st
     if variables(list(inside)):
         issue = Issue("config.command", "a container is given no variables", "Send what it needs as a parameter.")
         raise InvalidManifest(f"{tool.id!r}", [issue])
-    line = (one for word in words.command[1:] for one in (map(escape, own) if word == _OWN_WORDS else (word,)))
+    line = (one for word in words.command[1:] for one in (map(escape, own) if word == "{container}" else (word,)))
     return (engine, *line, *inside)
 
 
@@ -101,7 +99,7 @@ def check_container(plan: Plan, chain: Chain, space: Space) -> None:
 
 
 def _is_granted(source: str, profile: SandboxProfile, *, is_read_only: bool) -> bool:
-    """Whether a volume may be mounted: of what is said of the folders around it, the nearest one counts."""
+    """Whether a volume may be mounted, as the nearest folder around it is granted."""
     said = {**dict.fromkeys(profile.readable, "read"), **dict.fromkeys(profile.writable, "write")}
     said |= dict.fromkeys(profile.hidden, "")
     around = max((one for one in said if Path(source).is_relative_to(one)), key=len, default="")
@@ -168,7 +166,7 @@ async def _build(call: ProcessSpec, tool: Tool, folder: str, sandbox: Sandbox, r
     argv = (engine, "build", *local, "--network=none", f"--tag={image}", context)
     built = await sandbox.run(replace(call, argv=argv, timeout=_BUILD_TIMEOUT), secrets={}, report=silent)
     if built.exit_code != 0:
-        lines = (built.stderr or built.stdout).decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
+        lines = (built.stderr or built.stdout).decode(errors="replace").strip().splitlines()[-30:]
         raise BuildFailed(
             f"The image of {tool.id!r} could not be built: {chr(10).join(lines)}",
             suggestion="Fix its Containerfile. Its steps have no network, and what it begins with must be here.",

@@ -35,7 +35,7 @@ from kiwi_mcp.domain.messages import (
 from kiwi_mcp.drivers.llm.dialects import DIALECTS
 from kiwi_mcp.drivers.llm.model import Conversation
 from kiwi_mcp.drivers.llm.provider import ModelChoice, choose_model
-from kiwi_mcp.primitives.http.sse import Events, LineSplitter, ServerEvent
+from kiwi_mcp.primitives.http.sse import Events, LineSplitter
 
 dialects = pytest.mark.parametrize("dialect", DIALECT_NAMES)
 TOOLS = (ToolDefinition("search", "Find things", {"type": "object", "properties": {}}),)
@@ -127,15 +127,15 @@ def _request(dialect: str, body: bytes) -> ModelRequest:
     return ModelRequest(dialect, {}, body, json.loads(body))
 
 
-def events_of(dialect: str, turn: ScriptedTurn, size: int) -> list[ServerEvent]:
+def events_of(dialect: str, turn: ScriptedTurn, size: int) -> list[str]:
     """Return the events of a turn, received in pieces of a size."""
     data = b"".join(stream_of(dialect, turn))
     chunks = [data[at : at + size] for at in range(0, len(data), size)]
     if DIALECTS[dialect].stream == "sse":
         events = Events()
-        return [event for chunk in chunks for event in events.feed(chunk)]
+        return [event.data for chunk in chunks for event in events.feed(chunk)]
     lines = LineSplitter()
-    return [ServerEvent("message", line) for chunk in chunks for line in lines.feed(chunk) if line]
+    return [line for chunk in chunks for line in lines.feed(chunk) if line]
 
 
 @dialects
@@ -237,7 +237,7 @@ def _objects(value: object) -> list[object]:
 def test_unknown_events_are_ignored(dialect: str) -> None:
     reader = DIALECTS[dialect].reader(choice_of(dialect))
 
-    assert reader.feed(ServerEvent("news", '{"type": "response.news", "choices": [], "x": [1]}')) == []
+    assert reader.feed('{"type": "response.news", "choices": [], "x": [1]}') == []
     assert reader.finish().stop == "broken"
 
 

@@ -25,7 +25,6 @@ from kiwi_mcp.domain.messages import (
     ToolResultPart,
 )
 from kiwi_mcp.drivers.llm.provider import ModelChoice
-from kiwi_mcp.primitives.http.sse import ServerEvent
 
 
 def input_schema(parameters: JsonObject) -> JsonObject:
@@ -116,18 +115,18 @@ class ReplyReader:
         self.has_refused = False
         """Whether the model said that it refuses."""
 
-    def feed(self, event: ServerEvent) -> list[ReplyDelta]:
-        """Take one event, and return what is new in the reply; unknown events add nothing."""
-        if event.data.strip() == "[DONE]":
+    def feed(self, text: str) -> list[ReplyDelta]:
+        """Take one event or line, and return what is new in the reply; unknown events add nothing."""
+        if text.strip() == "[DONE]":
             return []
         try:
-            data = msgspec.json.decode(event.data)
+            data = msgspec.json.decode(text)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
-            raise ErrorEvent(f"It sent something that is no JSON: {event.data[:80]!r}.", kind="invalid") from None
+            raise ErrorEvent(f"It sent something that is no JSON: {text[:80]!r}.", kind="invalid") from None
         if not isinstance(data, dict):
-            raise ErrorEvent(f"It sent something that is no event: {event.data[:80]!r}.", kind="invalid")
+            raise ErrorEvent(f"It sent something that is no event: {text[:80]!r}.", kind="invalid")
         raise_error(data.get("error"))
-        return list(self.take(data, event.data))
+        return list(self.take(data, text))
 
     def take(self, data: JsonObject, text: str) -> Iterable[ReplyDelta]:
         """Take the object of one event, and its text as it was sent."""

@@ -207,8 +207,6 @@ def _responses_rows(messages: Sequence[Message], choice: ModelChoice, _: bool) -
                 case ToolResultPart():
                     output = _openai_content(part, choice, "input_text")
                     yield {"type": "function_call_output", "call_id": part.id, "output": output}
-                case _:
-                    continue
         for label in labels_of(message) if "plain_content" in choice.quirks else ():
             yield {"type": "message", "role": "user", "content": [{"type": "input_text", "text": label}]}
 
@@ -245,8 +243,6 @@ class ResponsesReader(ReplyReader):
                 raise_error(as_object(data.get("response")).get("error") or "The response failed.")
             case "error":
                 raise_error({"message": data.get("message"), "type": data.get("code")})
-            case _:
-                pass
         return []
 
     def _start(self, index: Json, item: JsonObject) -> list[ReplyDelta]:
@@ -275,8 +271,6 @@ class ResponsesReader(ReplyReader):
                 for part in map(as_object, as_list(item.get("content")) if not self._has_text else ()):
                     deltas += self.append("text", as_text(part.get("text")), ("text", index, len(deltas)))
                 self._has_text = False
-            case _:
-                pass
         return deltas
 
     def _end(self, response: JsonObject) -> None:
@@ -390,8 +384,6 @@ class AnthropicReader(ReplyReader):
                     self._stop = _ANTHROPIC_STOPS.get(reason, "end")
             case "message_stop":
                 self.stop = self._stop or "end"
-            case _:
-                pass
         return []
 
     def _start(self, index: Json, block: JsonObject) -> list[ReplyDelta]:
@@ -408,8 +400,6 @@ class AnthropicReader(ReplyReader):
                 if given := as_object(block.get("input")):
                     self.draft("call", index).text = compact(given)
                 return deltas
-            case _:
-                pass
         return []
 
     def _delta(self, index: Json, delta: JsonObject) -> list[ReplyDelta]:
@@ -422,8 +412,6 @@ class AnthropicReader(ReplyReader):
                 self.draft("reasoning", index).opaque += as_text(delta.get("signature"))
             case "input_json_delta" if self.has(index):
                 self.draft("call", index).text += as_text(delta.get("partial_json"))
-            case _:
-                pass
         return []
 
     def _count(self, usage: Json) -> None:
@@ -493,8 +481,6 @@ def _gemini_parts(message: Message) -> Iterator[_RawObject]:
                 key = "error" if part.is_error else "output"
                 response: JsonObject = {**({"label": part.label} if part.label else {}), key: part.content}
                 yield {"functionResponse": {"id": part.id, "name": part.name, "response": response}}
-            case _:
-                continue
 
 
 class _FunctionCall(msgspec.Struct):

@@ -183,8 +183,6 @@ def _sent_parts(message: Message, choice: ModelChoice) -> list[_ReplyPart]:
                 pass
             case TextPart() | ReasoningPart() | ToolCallPart():
                 parts.append(part)
-            case _:
-                pass
     first = next((at for at, part in enumerate(parts) if isinstance(part, ToolCallPart)), len(parts))
     parts = [*parts[:first], *sorted(parts[first:], key=lambda part: not isinstance(part, TextPart))]
     while parts and isinstance(parts[-1], ReasoningPart):
@@ -314,10 +312,12 @@ async def _attempt(
 ) -> ModelReply:
     reader: ReplyReader = DIALECTS[choice.dialect].reader(choice)
     has_begun, left = False, spec.max_events
+    ask = client.events if spec.stream == "sse" else client.lines
+    stream: AsyncGenerator[ServerEvent | str, None] = ask(spec, secrets=secrets)
     try:
-        async with aclosing(_events(spec, secrets)) as events:
+        async with aclosing(stream) as events:
             async for event in events:
-                for delta in reader.feed(event):
+                for delta in reader.feed(event.data if isinstance(event, ServerEvent) else event):
                     has_begun = True
                     on_delta(delta)
                 left -= 1
@@ -341,17 +341,6 @@ async def _attempt(
     texts = [part.text for part in reply.parts if isinstance(part, TextPart | ReasoningPart)]
     texts += [part.name + part.arguments for part in reply.parts if isinstance(part, ToolCallPart)]
     return replace(reply, usage=estimated_usage(spec.data, "".join(texts)))
-
-
-async def _events(spec: HttpSpec, secrets: Mapping[str, str]) -> AsyncGenerator[ServerEvent, None]:
-    if spec.stream == "sse":
-        async with aclosing(client.events(spec, secrets=secrets)) as events:
-            async for event in events:
-                yield event
-    else:
-        async with aclosing(client.lines(spec, secrets=secrets)) as lines:
-            async for line in lines:
-                yield ServerEvent("message", line)
 
 
 def _refused(error: KiwiError) -> _Failed:

@@ -68,8 +68,7 @@ _PROBE = 10.0
 """How long a server may take to answer `server/discover`, in seconds; some old ones never answer what is new."""
 _SHARE = 0.4
 """How much of the time to start the probe may use up at most."""
-_US = Implementation(name="kiwi", version=__version__)
-_WHO: JsonObject = _US.model_dump(by_alias=True, mode="json", exclude_none=True)
+_WHO: JsonObject = {"name": "kiwi", "version": __version__}
 _CHANGES = frozenset(f"notifications/{kind}/list_changed" for kind in ("tools", "prompts", "resources"))
 
 
@@ -406,7 +405,7 @@ class ServerConnection:
                         info = await _greet(channel, self.server, self._eras)
                         watchdog.cancel()
                         self._envelope = Envelope.of(
-                            info.era, info.protocol_version, _US, info.capabilities, self.server.client
+                            info.era, info.protocol_version, _WHO, info.capabilities, self.server.client
                         )
                         self._channel = channel
                         self._greeted.set_result(info)
@@ -487,7 +486,7 @@ _WEB_PORT = re.compile(r":(?:80|443)$")
 def lacking(
     server: ServerConfig, said: str, denied: Sequence[str] = (), earlier: Sequence[str] = (), *, is_silent: bool = False
 ) -> str:
-    """Return what to type where a server seems to fail for want of a path or a host; nothing where it does not.
+    """Return what to type if a server seems to fail because it lacks a path or a host; else nothing.
 
     `said` is its last output, `denied` are the hosts that the proxy denied meanwhile, `earlier` those before that.
     `is_silent` says that nothing was sent through the proxy.

@@ -253,7 +253,7 @@ _ENVELOPE = {"_meta", "resultType", "ttlMs", "cacheScope"}
 _AWAY = frozenset({502, 503, 504})
 _SUGGESTION = "The message is that of the server. Fix the parameters, or load the tool to see what it takes."
 _ASKED: Final[JsonObject] = {"input_required": True}
-"""What tells that a call failed for want of an answer to a question."""
+"""The detail of a call that failed because a question was not answered."""
 
 
 class CallFailed(Exception):

@@ -98,11 +98,6 @@ class _ServerSlot(Struct, eq=False):
     asks_without_call: bool = False
     """Whether the server has asked something without saying for which call, over any connection."""
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether none of its connections is used or kept."""
-        return all(not place.users and place.connection is None for place in self.places)
-
     def learn(self) -> None:
         """Note how the server asks."""
         if any(place.connection is not None and place.connection.events.asks_without_call for place in self.places):
@@ -222,8 +217,10 @@ class ConnectionPool:
         slot = self._slots.setdefault(key, _ServerSlot())
         self._slots.move_to_end(key)
         if len(self._slots) > _REMEMBERED:
-            for old in [old for old, kept in self._slots.items() if kept.is_idle and kept is not slot]:
-                del self._slots[old]
+            # A server is forgotten when none of its connections is used or kept.
+            for old, other in [*self._slots.items()]:
+                if other is not slot and not any(place.users or place.connection for place in other.places):
+                    del self._slots[old]
         return slot
 
     async def _connected(

@@ -32,7 +32,6 @@ from mcp_types import (
     CONNECTION_CLOSED,
     LOG_LEVEL_META_KEY,
     PROTOCOL_VERSION_META_KEY,
-    Implementation,
     JSONRPCError,
     JSONRPCMessage,
     JSONRPCNotification,
@@ -346,17 +345,14 @@ class Envelope(Struct, frozen=True):
     """What the server may ask of its callers."""
 
     @classmethod
-    def of(
-        cls, era: Era, version: str, client: Implementation, offered: JsonObject, allowed: tuple[str, ...]
-    ) -> Envelope:
+    def of(cls, era: Era, version: str, client: JsonObject, offered: JsonObject, allowed: tuple[str, ...]) -> Envelope:
         """Return the marks that a revision wants, by the server's capabilities and what it may ask of its callers."""
         if era == "legacy":
             return cls(version)
-        who = client.model_dump(by_alias=True, mode="json", exclude_none=True)
         ours: JsonObject = {"extensions": {TASKS: {}}} if TASKS in as_object(offered.get("extensions")) else {}
         meta: JsonObject = {
             PROTOCOL_VERSION_META_KEY: version,
-            CLIENT_INFO_META_KEY: who,
+            CLIENT_INFO_META_KEY: client,
             CLIENT_CAPABILITIES_META_KEY: ours,
         }
         return cls(version, meta, allowed)

@@ -71,11 +71,6 @@ class OAuthConfig(Struct, frozen=True):
     is_declared: bool = False
     """Whether the manifest says that tokens are needed; otherwise the server's own answer does."""
 
-    @property
-    def words(self) -> Json:
-        """All texts that contain variables."""
-        return [self.client_secret, self.private_key]
-
 
 _OAUTH_TEXTS = (
     "client_id", "client_secret", "private_key", "signing_algorithm", "token_auth", "client_metadata_url", "issuer",
@@ -149,10 +144,10 @@ class ServerConfig(Struct, frozen=True):
                 where = [list(granted), list(denied)]
         # What a stored secret is for may be narrowed while a connection is open, which must not go on with it then.
         bounds = secrets.bounds if isinstance(secrets, Revealed) else {}
-        held: Json = [[name, list(bound.hosts), bound.form] for name, bound in sorted(bounds.items())]
+        limits: Json = [[name, list(bound.hosts), bound.form] for name, bound in sorted(bounds.items())]
         given: Json = sorted([*pair] for pair in secrets.items())
         # What a server may ask is fixed at its start, for the whole connection.
-        parts: Json = [self.identity, self.digest, self.transport, where, given, held, list(self.client)]
+        parts: Json = [self.identity, self.digest, self.transport, where, given, limits, list(self.client)]
         return sha256(compact(parts).encode(errors="surrogatepass")).hexdigest()
 
 
@@ -194,7 +189,8 @@ def _read(link: Tool, space: Space) -> ServerConfig:
     else:
         spec = _address(config, max_bytes)
         oauth = _oauth(link, space, spec) if transport in _WITH_TOKENS else None
-        words = [spec.url, dict(spec.headers), list(spec.basic or ()), oauth.words if oauth else None]
+        words = [spec.url, dict(spec.headers), list(spec.basic or ())]
+        words += [oauth.client_secret, oauth.private_key] if oauth else []
     return ServerConfig(
         identity=link.identity,
         digest=link.digest,

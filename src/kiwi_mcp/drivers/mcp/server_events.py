@@ -148,14 +148,9 @@ _DECLINED: Final[Mapping[QuestionMethod, JsonObject]] = {
 _SHOWN, _SHOWN_NAME = 5, 60
 
 
-def is_allowed(question: Question, server: ServerConfig) -> bool:
-    """Whether the owner allowed a server to send such a request to clients."""
-    return _GRANTS[question.method] in server.client
-
-
 def refusal(question: Question, server: ServerConfig) -> Unanswered | None:
     """Return why a request of a server is not passed to the client; None where it is."""
-    if not is_allowed(question, server):
+    if _GRANTS[question.method] not in server.client:
         return _not_allowed(_GRANTS[question.method], server)
     if question.method != "elicitation/create" or not (names := _secret_fields(question.params)):
         return None
@@ -308,7 +303,7 @@ class ServerEvents:
             if (talk := self._belonging_to(named)) is not None:
                 talk.refuse(refused)
             # What was not announced is not there; what was announced was asked for wrongly.
-            code = INVALID_PARAMS if is_allowed(question, self._server) else METHOD_NOT_FOUND
+            code = INVALID_PARAMS if _GRANTS[question.method] in self._server.client else METHOD_NOT_FOUND
             raise MCPError(code, refused.message)
         # Folders are asked for by servers that hold one conversation for all, and can do without.
         self.asks_without_call = self.asks_without_call or (named is None and method != "roots/list")

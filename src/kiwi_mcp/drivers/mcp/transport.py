@@ -217,18 +217,23 @@ async def _piped(server: ServerConfig, spec: ProcessSpec, secrets: Mapping[str, 
     async with AsyncExitStack() as keep:
         copies = await keep.enter_async_context(git_copies(profile, server.space.cache))
         profile = replace(profile, git_copies=tuple((one.git, str(one.folder)) for one in copies))
-        held = await open_sandbox(profile, server.space)
-        talking = held.talking(spec, secrets=secrets, longest_line=server.max_bytes)
+        sandbox = await open_sandbox(profile, server.space)
+        talking = sandbox.talking(spec, secrets=secrets, longest_line=server.max_bytes)
         process, is_whole = await keep.enter_async_context(talking)
 
         async def send(message: bytes) -> None:
             process.send(message + b"\n")
 
         inbound = ServerReader(process.line)
-        response = process.complaints, process.ending, lambda: inbound.noise
-        traffic = held.traffic
         yield ServerStreams(
-            *(inbound, ServerWriter(send), *response, traffic.refused, traffic.news, held.watch),
+            inbound,
+            ServerWriter(send),
+            complaints=process.complaints,
+            ending=process.ending,
+            noise=lambda: inbound.noise,
+            refused=sandbox.traffic.refused,
+            left=sandbox.traffic.news,
+            watch=sandbox.watch,
             git_copies=copies,
             is_whole=is_whole,
         )

@@ -181,7 +181,7 @@ _renewals: set[asyncio.Future[Secret | None]] = set()
 
 
 class NoOAuthOffered(Exception):
-    """A server refuses who brings no token, and offers no way to get one."""
+    """A server refuses requests without a token, and offers no way to get one."""
 
 
 class AccountBearer:

@@ -462,7 +462,7 @@ class TokenEndpoint(Struct, frozen=True):
         return await self._tokens(TokenForm({**words, "code": escape(code)}), scope)
 
     async def refreshed(self, tokens: TokenSet) -> TokenSet:
-        """Return the tokens that follow on others."""
+        """Return the tokens that replace others."""
         words = {"grant_type": "refresh_token", "refresh_token": f"${{{_REFRESH}}}"}
         own = {_REFRESH: tokens.refresh} if tokens.refresh else {}
         return await self._tokens(TokenForm(words, own), tokens.scope, tokens.refresh)
