@@ -83,14 +83,10 @@ class Transaction(ABC):
     A dialect gives what runs a statement, the errors of its driver, and what makes Kiwi's errors of them.
     """
 
-    def __init__(
-        self,
-        execute: Callable[[str, Sequence[Value]], _Cursor],
-        faults: tuple[type[Exception], ...],
-        fault: Callable[[Exception], Exception],
-    ) -> None:
-        self._execute, self._faults, self._fault = execute, faults, fault
-        self._failure: Exception | None = None
+    _execute: Callable[[str, Sequence[Value]], _Cursor]
+    _faults: tuple[type[Exception], ...]
+    _fault: Callable[[Exception], Exception]
+    _failure: Exception | None = None
 
     def read(self, statement: str, values: Sequence[Value] = ()) -> Sequence[Row]:
         """Return all rows of a query, as they are inside the transaction."""

@@ -213,9 +213,12 @@ def translated(statement: str) -> bytes:
 class PostgresTransaction(Transaction):
     """Work between BEGIN and COMMIT."""
 
+    _faults = _FAULTS
+
     def __init__(self, fault: Callable[[Exception], Exception], connection: PostgresConnection) -> None:
+        self._fault = fault
         self._cursor = cursor = connection.cursor()
-        super().__init__(lambda statement, values: cursor.execute(translated(statement), values), _FAULTS, fault)
+        self._execute = lambda statement, values: cursor.execute(translated(statement), values)
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Value]]) -> None:
         """Add rows to a table, as one stream."""

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
 from math import inf
 from pathlib import Path
@@ -172,9 +173,10 @@ def _create(path: Path) -> None:
 class SqliteTransaction(Transaction):
     """Work between BEGIN and COMMIT."""
 
+    _faults = FAULTS
+
     def __init__(self, path: str, line: Line) -> None:
-        super().__init__(line.execute, FAULTS, lambda error: fault(error, path))
-        self._line = line
+        self._line, self._execute, self._fault = line, line.execute, partial(fault, path=path)
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Value]]) -> None:
         """Add rows to a table, through one prepared statement."""
