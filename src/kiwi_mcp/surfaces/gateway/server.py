@@ -359,8 +359,10 @@ def serve(
                 ),
                 leave=mcp.end if mcp is not None else None,
             )
+            # What is at that path and cannot be replaced is not removed at the end either.
+            listener = [listening_at(listening.socket)] if listening.socket is not None else None
             try:
-                await server.serve([listening_at(listening.socket)] if listening.socket is not None else None)
+                await server.serve(listener)
             finally:
                 if listening.socket is not None:
                     listening.socket.unlink(missing_ok=True)

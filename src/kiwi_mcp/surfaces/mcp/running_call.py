@@ -365,17 +365,28 @@ async def set_level(context: Context, params: types.SetLevelRequestParams) -> ty
 @asynccontextmanager
 async def listening(context: Context) -> AsyncIterator[tuple[Report, Note]]:
     """Send the client what a call reports and logs while the block lasts; the last of it goes out before it ends."""
-    lines = LogRelay(context)
-    note = lines.add if allowed_log_levels(context.protocol_version, context.meta) else unheard
+    lines: deque[JsonObject] = deque()
+    sending: asyncio.Task[None] | None = None
+
+    def add(line: JsonObject) -> None:
+        nonlocal sending
+        if len(lines) < _MOST_LINES and _is_wanted(context, as_text(line.get("level"))):
+            lines.append(line)
+            if sending is None or sending.done():
+                sending = asyncio.create_task(_send_lines(context, lines))
+
+    note = add if allowed_log_levels(context.protocol_version, context.meta) else unheard
     try:
         if "progress_token" in (context.meta or {}):
             async with progress_relay(context.session.report_progress) as report:
                 yield report, note
         else:
             yield silent, note
-        await lines.flush()
+        if sending is not None:
+            await sending
     finally:
-        lines.close()
+        if sending is not None:
+            sending.cancel()
 
 
 @asynccontextmanager
@@ -421,48 +432,23 @@ def ahead_of(last: float | None, progress: Progress) -> float:
     return last + (progress.total - last) / 1_000 if last < progress.total else last + progress.total / 1_000
 
 
-class LogRelay:
-    """Lines of a log on their way to a client, in the order in which they came."""
+def _is_wanted(context: Context, level: str) -> bool:
+    # A client of the new era says so with each request, one of the old era once for all of them.
+    if level not in allowed_log_levels(context.protocol_version, context.meta):
+        return False
+    if context.protocol_version in MODERN_PROTOCOL_VERSIONS:
+        return True
+    least = connection_of(context).state.get(_LEVEL_KEY, "info")
+    return level in LEVELS and LEVELS.index(level) >= LEVELS.index(least)
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._waiting: deque[JsonObject] = deque()
-        self._sending: asyncio.Task[None] | None = None
 
-    def add(self, line: JsonObject) -> None:
-        """Take a line, without waiting; one of a level that the client did not ask for is dropped."""
-        if len(self._waiting) < _MOST_LINES and self._is_wanted(as_text(line.get("level"))):
-            self._waiting.append(line)
-            if self._sending is None or self._sending.done():
-                self._sending = asyncio.create_task(self._send())
-
-    async def flush(self) -> None:
-        """Wait until all was sent."""
-        if self._sending is not None:
-            await self._sending
-
-    def close(self) -> None:
-        """Send nothing more."""
-        if self._sending is not None:
-            self._sending.cancel()
-
-    def _is_wanted(self, level: str) -> bool:
-        # A client of the new era says so with each request, one of the old era once for all of them.
-        revision = self._context.protocol_version
-        if level not in allowed_log_levels(revision, self._context.meta):
-            return False
-        if revision in MODERN_PROTOCOL_VERSIONS:
-            return True
-        least = connection_of(self._context).state.get(_LEVEL_KEY, "info")
-        return level in LEVELS and LEVELS.index(level) >= LEVELS.index(least)
-
-    async def _send(self) -> None:
-        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            while self._waiting:
-                line = self._waiting.popleft()
-                params = types.LoggingMessageNotificationParams.model_validate(
-                    {"level": line["level"], "data": line.get("data"), "logger": as_text(line.get("logger")) or None}
-                )
-                await self._context.session.send_notification(
-                    types.LoggingMessageNotification(params=params), related_request_id=self._context.request_id
-                )
+async def _send_lines(context: Context, lines: deque[JsonObject]) -> None:
+    """Send lines of a log in the order in which they came."""
+    with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+        while lines:
+            line = lines.popleft()
+            params = types.LoggingMessageNotificationParams.model_validate(
+                {"level": line["level"], "data": line.get("data"), "logger": as_text(line.get("logger")) or None}
+            )
+            notification = types.LoggingMessageNotification(params=params)
+            await context.session.send_notification(notification, related_request_id=context.request_id)
