@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import translate
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -302,7 +302,12 @@ class Rights(Struct, frozen=True):
 
     def verdict(self, kind: ResourceKind, resource: str) -> Verdict:
         """Return the refusal of the first grant that refuses, else what the last one allowed it by."""
-        return _combined(grant.verdict(kind, resource) for grant in self.grants)
+        verdict: Verdict = Allow()
+        for grant in self.grants:
+            verdict = grant.verdict(kind, resource)
+            if isinstance(verdict, Deny):
+                break
+        return verdict
 
     def verdicts(self, kind: ResourceKind, resource: str) -> tuple[Verdict, ...]:
         """Return the verdict of each grant."""
@@ -321,7 +326,12 @@ class Rights(Struct, frozen=True):
 
     def request_verdict(self, host: str, request: str) -> Verdict:
         """Return the refusal of the first grant that refuses a request, else what the last one allowed it by."""
-        return _combined(grant.request_verdict(host, request) for grant in self.grants)
+        verdict: Verdict = Allow()
+        for grant in self.grants:
+            verdict = grant.request_verdict(host, request)
+            if isinstance(verdict, Deny):
+                break
+        return verdict
 
     def item_verdict(self, identities: Sequence[str], traits: Sequence[str] = ()) -> Verdict:
         """Return whether an item may be run. `identities` are the item itself and then its executors.
@@ -336,14 +346,6 @@ class Rights(Struct, frozen=True):
                 if isinstance(verdict, Deny) and (verdict.rule or is_named):
                     return verdict
         return Allow()
-
-
-def _combined(verdicts: Iterable[Verdict]) -> Verdict:
-    verdict: Verdict = Allow()
-    for verdict in verdicts:
-        if isinstance(verdict, Deny):
-            break
-    return verdict
 
 
 LEFT_TO_OTHERS = Rules(allow=(*EVERYWHERE.allow, "/**"))

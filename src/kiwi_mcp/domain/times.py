@@ -59,7 +59,10 @@ def run_id(milliseconds: int, noise: int) -> str:
 
 def encode_id(number: int) -> str:
     """Return a number of 128 bits as an id."""
-    return "".join([_PAIRS[(number >> shift) & 1023] for shift in range(120, -10, -10)])
+    text = ""
+    for shift in range(120, -10, -10):
+        text += _PAIRS[(number >> shift) & 1023]
+    return text
 
 
 def is_run_id(text: str) -> bool:

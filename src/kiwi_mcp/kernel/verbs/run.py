@@ -291,7 +291,7 @@ def _answer(run: Run, request: RunRequest, context: Context) -> Answer:
         "identity": tool.identity,
         "integrity": tool.integrity,
         **({"warnings": list(warnings)} if warnings else {}),
-        **_checkpoint(run),
+        **(_checkpoint(run) if run.checkpoint else {}),
         **({"approval": run.approved_by.to_json()} if run.approved_by else {}),
         **outcome.details,
     }
