@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 from msgspec import Struct
 from msgspec.structs import replace
 
+import kiwi_mcp.kernel.tool_list as tool_list  # noqa: PLR0402 - the package itself imports this module
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.calls import Caller, Served, Space
 from kiwi_mcp.domain.errors import KiwiError, PolicyDenied, Unavailable
@@ -26,7 +27,6 @@ from kiwi_mcp.domain.mcp import Offers
 from kiwi_mcp.domain.outcome import Progress, Report
 from kiwi_mcp.domain.registry import PUBLIC_ACTOR, Actor
 from kiwi_mcp.drivers import Drivers
-from kiwi_mcp.kernel import tool_list
 from kiwi_mcp.kernel.paths import folder_identity, no_project_space, project_space
 from kiwi_mcp.kernel.prepared import PreparedItems
 from kiwi_mcp.kernel.provenance import AuthorshipLog, Provenances

@@ -14,6 +14,7 @@ from typing import NoReturn, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
+import kiwi_mcp.kernel.mcp_servers as mcp_servers  # noqa: PLR0402 - the package itself imports this module
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.lockfile import NAME as LOCK_NAME
 from kiwi_mcp.catalog.lockfile import forget_signer
@@ -29,7 +30,6 @@ from kiwi_mcp.domain.names import is_tool_id
 from kiwi_mcp.domain.outcome import Report
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.threads import ThreadEvent
-from kiwi_mcp.kernel import mcp_servers
 from kiwi_mcp.kernel.access import REQUEST_GATES, Asked
 from kiwi_mcp.kernel.context import Services, VerbContext
 from kiwi_mcp.kernel.paths import cache_folder, made_private, user_space

@@ -10,11 +10,11 @@ from typing import Annotated, Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+import kiwi_mcp.kernel.mcp_servers as mcp_servers  # noqa: PLR0402 - the package itself imports this module
 from kiwi_mcp.domain.calls import Call
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
 from kiwi_mcp.domain.outcome import Status
-from kiwi_mcp.kernel import mcp_servers
 from kiwi_mcp.kernel.approvals import ApprovalGate
 from kiwi_mcp.kernel.checkpoints import checkpoint as checkpoints
 from kiwi_mcp.kernel.context import Context, VerbContext
