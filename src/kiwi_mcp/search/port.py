@@ -114,10 +114,9 @@ class Filter(Struct, frozen=True):
 
     def keeps(self, card: Card) -> bool:
         """Whether a card has one of the values of each field; a category covers the categories below it."""
+        named = ((card.tool_type, self.types), (card.source, self.sources), (card.server, self.servers))
         return (
-            (not self.types or card.tool_type in self.types)
-            and (not self.sources or card.source in self.sources)
-            and (not self.servers or card.server in self.servers)
+            all(not wanted or value in wanted for value, wanted in named)
             and (not self.tags or not {*self.tags}.isdisjoint(card.tags))
             and (not self.categories or any(f"{card.category}/".startswith(f"{word}/") for word in self.categories))
         )
