@@ -16,7 +16,7 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, text_of
 from kiwi_mcp.domain.plan import REPEATABLE
 from kiwi_mcp.domain.threads import NewEvent, ThreadChanges
 from kiwi_mcp.kernel.threads.start import StartRequest, grants_of, narrowed_by, new_thread
-from kiwi_mcp.kernel.threads.work import NEXT, Step, ThreadWork, Wait, end, pause, stop_at, unless_continued
+from kiwi_mcp.kernel.threads.work import NEXT, Step, ThreadWork, end, pause, stop_at, unless_continued
 from kiwi_mcp.manifest.expressions import ExpressionFault, at_path
 from kiwi_mcp.manifest.hooks import ACTIONS, Hook, HookAction, HookEvent
 
@@ -183,7 +183,7 @@ async def at_limit(work: ThreadWork, limit: str) -> Step:
                 case "continue":
                     return await _raise_limit(work, limit, field)
                 case "asked":
-                    return Wait("budget")
+                    return Step(waits_for="budget")
         case "suspend":
             return await pause(work)
     return await stop_at(work, limit)

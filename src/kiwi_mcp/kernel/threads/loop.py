@@ -33,7 +33,6 @@ from kiwi_mcp.kernel.threads.work import (
     STOP,
     Step,
     ThreadWork,
-    Wait,
     complete,
     end,
     new_question,
@@ -164,7 +163,7 @@ async def finish_turn(work: ThreadWork) -> Step:
     return NEXT
 
 
-async def stop_turn(work: ThreadWork) -> Wait:
+async def stop_turn(work: ThreadWork) -> Step:
     """Stop the turn of a conversation: the text so far is stored, and calls without a result get one that says so."""
     calls, text = [*work.state.pending.values()], "".join(work.streamed)
     parts: list[Json] = [to_builtins(TextPart(text))] if text else []

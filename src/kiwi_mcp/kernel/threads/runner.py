@@ -53,11 +53,9 @@ from kiwi_mcp.kernel.threads.state import PromptStart, rebuild
 from kiwi_mcp.kernel.threads.work import (
     CHOICE,
     START,
-    End,
     Step,
     ThreadStores,
     ThreadWork,
-    Wait,
     asked_event,
     end,
     new_question,
@@ -155,7 +153,7 @@ class ThreadRunner:
         except asyncio.CancelledError:
             own = asyncio.current_task()
             if task.cancelled() and own is not None and not own.cancelling():
-                return End("cancelled")  # a command cancelled the thread, not this caller
+                return Step(status="cancelled")  # a command cancelled the thread, not this caller
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
@@ -455,7 +453,7 @@ class ThreadRunner:
         ended = 0
         while True:
             step = await self.engine.run_to_wait(partial(advance, work), work.thread.id, work.thread.lease)
-            if step != Wait("child"):
+            if step.waits_for != "child":
                 return step
             before, ended = ended, await self._ended_children(work, ended)
             if ended == before and not 0 < work.state.wake_at <= now_ms():
@@ -512,7 +510,7 @@ async def _end_cancelled(work: ThreadWork) -> Step:
             if work.thread.kind == "conversation" and work.thread.command != "cancel":
                 return await stop_turn(work)
             return await end(work, "cancelled", "cancelled", message="It was cancelled.")
-    return End(work.thread.status)
+    return Step(status=work.thread.status)
 
 
 def waiting_approvals(events: Sequence[ThreadEvent]) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial, reduce
 from hashlib import sha256
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 import msgspec
 from msgspec import Struct, to_builtins
@@ -428,28 +428,15 @@ class _CallNotes:
         work.noted += made.events
 
 
-class Continue(Struct, frozen=True):
-    """There is a next step."""
+class Step(Struct, frozen=True):
+    """What a step of a thread leads to: the next one, a wait until something happens, or the end with a status."""
 
-    is_next: bool = True
-
-
-class Wait(Struct, frozen=True):
-    """The thread waits; nothing of it runs until something happens."""
-
-    reason: WaitReason
     is_next: bool = False
+    waits_for: WaitReason | None = None
+    status: ThreadStatus | None = None
 
 
-class End(Struct, frozen=True):
-    """The thread has ended."""
-
-    status: ThreadStatus
-    is_next: bool = False
-
-
-Step: TypeAlias = Continue | Wait | End
-NEXT = Continue()
+NEXT = Step(is_next=True)
 _NO_CHANGES = ThreadChanges()
 
 
@@ -462,13 +449,13 @@ async def end(
     code: str = "",
     message: str = "",
     is_next: bool = False,
-) -> End:
+) -> Step:
     """Append the end of a thread. One that stops early keeps the text of its last reply as a partial result."""
     given = result if result is not None else (work.state.text or None)
     body: JsonObject = {"status": status, "finish_reason": reason, "code": code, "message": message, "result": given}
     changes = ThreadChanges(status=status, result=given, finish_reason=reason, code=code, message=message)
     await work.append(NewEvent("ended", body), changes=changes, is_next=is_next)
-    return End(status)
+    return Step(status=status)
 
 
 async def complete(work: ThreadWork, result: Json) -> Step:
@@ -480,20 +467,20 @@ async def complete(work: ThreadWork, result: Json) -> Step:
         return NEXT
 
 
-async def pause(work: ThreadWork) -> Wait:
+async def pause(work: ThreadWork) -> Step:
     """Pause a thread until the owner resumes it."""
     await work.append(NewEvent("limit", {"paused": True}), changes=ThreadChanges(status="paused"))
-    return Wait("")
+    return Step(waits_for="")
 
 
 async def wait_for(
     work: ThreadWork, reason: WaitReason, *events: NewEvent, made: ThreadChanges = _NO_CHANGES, is_next: bool = False
-) -> Wait:
+) -> Step:
     """Let a thread wait for something that was asked or started before, or for a message."""
     wake_at = work.state.wake_at if reason == "child" else 0
     changes = replace(made, status="waiting", waits_for=reason, wake_at=wake_at)
     await work.append(*events, NewEvent("asked", {"waits_for": reason}), changes=changes, is_next=is_next)
-    return Wait(reason)
+    return Step(waits_for=reason)
 
 
 async def wait_for_message(work: ThreadWork) -> Step:
@@ -507,18 +494,18 @@ async def wait_for_message(work: ThreadWork) -> Step:
 
 async def unless_continued(
     work: ThreadWork, key: str, kind: Literal["ask", "budget", "loop"], message: str, *, limit: str
-) -> Wait | End | None:
+) -> Step | None:
     """Ask the owner whether to continue; return None if they said so, else the wait or the end of the thread."""
     match await work.confirm(key, kind, message):
         case "continue":
             return None
         case "asked":
-            return Wait("budget" if kind == "budget" else "question")
+            return Step(waits_for="budget" if kind == "budget" else "question")
         case "stop":
             return await stop_at(work, limit, "The owner did not let it continue.")
 
 
-async def stop_at(work: ThreadWork, limit: str, message: str = "") -> End:
+async def stop_at(work: ThreadWork, limit: str, message: str = "") -> Step:
     """End a thread at a limit with what it has so far."""
     await work.append(NewEvent("limit", {"limit": limit}))
     text = message or f"The limit `{limit}` is reached."
