@@ -140,7 +140,7 @@ async def doctor(request: ProjectRequest, context: VerbContext) -> DoctorRespons
         return response
     detail, _, fix = found[0].partition(": ")
     worst = max(response.status, "warning", key=_WEIGHT.__getitem__)
-    check = dict(_check("worker", detail, status="warning", fix=fix))
+    check = dict(_check("worker", detail, "warning", fix))
     return replace(response, status=worst, checks=[*response.checks, check])
 
 
@@ -196,7 +196,7 @@ def examine(
     )
 
 
-def _check(name: str, detail: str, *, status: str = "ok", fix: str = "") -> JsonObject:
+def _check(name: str, detail: str, status: str = "ok", fix: str = "") -> JsonObject:
     response: dict[str, Json] = {"check": name, "status": status, "detail": detail}
     return {**response, "fix": fix} if fix else response
 
@@ -208,7 +208,7 @@ def _problem(name: str, error: KiwiError) -> JsonObject:
         f"{as_text(one.get('place'))}: {as_text(one.get('fix'))}".removeprefix(": ") for one in issues
     )
     fix = " ".join([*fixes][:_MOST_FIXES]) or error.suggestion
-    return _check(name, error.message, status="problem", fix=fix)
+    return _check(name, error.message, "problem", fix)
 
 
 def _or_problem(name: str, checks: Iterator[JsonObject]) -> Iterator[JsonObject]:
@@ -222,7 +222,7 @@ def _isolation(catalog: Catalog, store: Store) -> Iterator[JsonObject]:
     # What to do where this machine is known to have no sandbox, so that no tool of the owner's own runs.
     known = known_backend_reports(catalog.space)
     _, fix = _reached(floor("owner_written"), known) if known else ("", "")
-    yield _check("isolation", tell_isolation(catalog.space), status="problem" if fix else "ok", fix=fix)
+    yield _check("isolation", tell_isolation(catalog.space), "problem" if fix else "ok", fix)
     try:
         authors = store.authors_if_any()
         relaxed = [one for one in authors.relaxations() if holds(one, catalog)] if authors else []
@@ -231,7 +231,7 @@ def _isolation(catalog: Catalog, store: Store) -> Iterator[JsonObject]:
     for one in relaxed:
         response = f"{one.identity} runs under {one.level} since {one.at[:10]}{f': {one.reason}' if one.reason else ''}"
         fix = f"`kiwi relax {one.identity.partition('@')[0]} --undo` holds it as its origin says again."
-        yield _check("relaxed", response, status="warning", fix=fix)
+        yield _check("relaxed", response, "warning", fix)
 
 
 def _folders(space: Space) -> Iterator[JsonObject]:
@@ -240,9 +240,7 @@ def _folders(space: Space) -> Iterator[JsonObject]:
         if os.access(nearest, os.W_OK):
             yield _check(name, str(path) if path.exists() else f"{path} (made when needed)")
         else:
-            yield _check(
-                name, f"{path} cannot be written", status="problem", fix=f"Give yourself write access to {nearest}."
-            )
+            yield _check(name, f"{path} cannot be written", "problem", f"Give yourself write access to {nearest}.")
 
 
 def _cache(cache: Path) -> Iterator[JsonObject]:
@@ -271,7 +269,7 @@ def _environment(catalog: Catalog) -> Iterator[JsonObject]:
             yield {**_problem(CONFIG, unknown_provider(chosen.provider_adapter)), "status": "warning"}
     if chosen.auth_mode == "locked":
         fix = f"Remove `auth_mode` from {user / CONFIG} when items shall run again."
-        yield _check(CONFIG, "auth_mode is locked: no item runs", status="warning", fix=fix)
+        yield _check(CONFIG, "auth_mode is locked: no item runs", "warning", fix)
     beside = 0
     with suppress(OSError):  # a folder that cannot be read
         beside = sum(step.what == "move" for step in MemoryMove(user, root).there())
@@ -279,7 +277,7 @@ def _environment(catalog: Catalog) -> Iterator[JsonObject]:
     yield _check("memory", f"{root}{'' if root.exists() else ' (made when needed)'}{older}")
     for place in islice(_plumbing(root), _LISTED):
         fix = "Tools, servers and providers belong below `tools`, `servers` and `providers` of your user folder."
-        yield _check("memory", f"{place}, which is no part of a memory", status="warning", fix=fix)
+        yield _check("memory", f"{place}, which is no part of a memory", "warning", fix)
 
 
 def _plumbing(root: Path) -> Iterator[str]:
@@ -314,7 +312,7 @@ def _secrets(user: Path) -> Iterator[JsonObject]:
     response = f"{folder}, opened by the {SEALS[way]}"
     if way == "keyring" and not has_keyring():
         fix = "Start Kiwi in a session with a keyring, and with its extra `keyring` installed."
-        yield _check("secrets", f"{response}, and there is no keyring here", status="problem", fix=fix)
+        yield _check("secrets", f"{response}, and there is no keyring here", "problem", fix)
         return
     is_better = way == "file" and has_keyring()
     yield _check(
@@ -340,7 +338,7 @@ def _deployment(catalog: Catalog) -> Iterator[JsonObject]:
     here = (entry.identity for entry in catalog.all(("project", "user")))
     for identity in islice((one for one in here if permission.is_hidden(one)), _LISTED):
         fix = "Ask the administrator of this machine to add it to the list, or remove it."
-        yield _check("deployment", f"{identity} is not loaded: it is not on the list", status="warning", fix=fix)
+        yield _check("deployment", f"{identity} is not loaded: it is not on the list", "warning", fix)
 
 
 def _preferences(user: Path, offers: Offers) -> Iterator[JsonObject]:
@@ -353,12 +351,12 @@ def _preferences(user: Path, offers: Offers) -> Iterator[JsonObject]:
     absent = [notice for notice in offers.notices if _ABSENT in notice]
     absent = absent if len(absent) > 1 else []
     for notice in (notice for notice in offers.notices if notice not in absent):
-        yield _check("preferences", notice, status="warning", fix="`kiwi prefer` shows what clients see.")
+        yield _check("preferences", notice, "warning", "`kiwi prefer` shows what clients see.")
     if absent:
         names = ", ".join(notice.partition(" is not sent")[0] for notice in absent[:_MOST_FIXES])
         response = f"{len(absent)} of what you prefer is not here, and perhaps in another project: {names}"
         fix = "`kiwi prefer` says more of each; `kiwi prefer remove NAME` is for what is nowhere."
-        yield _check("preferences", f"{response}{', …' if absent[_MOST_FIXES:] else ''}", status="warning", fix=fix)
+        yield _check("preferences", f"{response}{', …' if absent[_MOST_FIXES:] else ''}", "warning", fix)
 
 
 def _context(context: JsonObject) -> Iterator[JsonObject]:
@@ -374,21 +372,21 @@ def _store(store: Store) -> Iterator[JsonObject]:
     yield _check("store", f"{registry.database.url}: {registry.count()} versions, as {store.actor.name}")
     for name in unseeded(registry):
         response = f"{name} here is not the one that ships with Kiwi"
-        yield _check("store", response, status="warning", fix="It is never run; ask who writes to this store.")
+        yield _check("store", response, "warning", "It is never run; ask who writes to this store.")
     for doubt in registry.database.doubts():
-        yield _check("store", doubt, status="warning", fix="Install `pysqlite3`, which brings a newer SQLite.")
+        yield _check("store", doubt, "warning", "Install `pysqlite3`, which brings a newer SQLite.")
 
 
 def _search(message: str) -> Iterator[JsonObject]:
     issues: list[Issue] = []
     named_half(issues)
     for issue in issues:
-        yield _check("search", f"{issue.place} {issue.reason}, so it is ignored", status="problem", fix=issue.fix)
+        yield _check("search", f"{issue.place} {issue.reason}, so it is ignored", "problem", issue.fix)
     if not message:
         return
     is_lame = message.startswith("words only:")
     fix = "Install Kiwi anew: what is like a request only in its meaning is not found." if is_lame else ""
-    yield _check("search", message, status="warning" if is_lame else "ok", fix=fix)
+    yield _check("search", message, "warning" if is_lame else "ok", fix)
 
 
 def _runtimes(catalog: Catalog) -> Iterator[JsonObject]:
@@ -410,7 +408,7 @@ def _runtimes(catalog: Catalog) -> Iterator[JsonObject]:
             yield _check(entry.tool_id, found)
         else:
             missing = f"`{program}` is not on the PATH"
-            yield _check(entry.tool_id, missing, status="warning", fix=words.install or f"Install {program}.")
+            yield _check(entry.tool_id, missing, "warning", words.install or f"Install {program}.")
 
 
 def _program(words: RuntimeConfig, entry: Card, catalog: Catalog) -> str:
@@ -439,7 +437,7 @@ def _server(server: JsonObject, catalog: Catalog) -> Iterator[JsonObject]:
     ]
     fix = " ".join(filter(None, fixes))
     response = "; ".join(filter(None, said))
-    yield _check(f"MCP server {name}", response, status="warning" if fix else "ok", fix=fix)
+    yield _check(f"MCP server {name}", response, "warning" if fix else "ok", fix)
 
 
 def _unset(identity: str, catalog: Catalog) -> Iterator[str]:
@@ -459,7 +457,7 @@ def _items(catalog: Catalog) -> Iterator[JsonObject]:
     own = [entry for entry in entries if not SOURCE_TRAITS[entry.source].is_built_in]
     yield _check("items", f"{len(own)} of your own, {len(entries) - len(own)} built in")
     for issue in catalog.sheets.issues:
-        yield _check(f"type sheet {issue.place}", issue.reason, status="problem", fix=issue.fix)
+        yield _check(f"type sheet {issue.place}", issue.reason, "problem", issue.fix)
     for broken in catalog.broken():
         yield _problem(broken.path, broken.error)
     for name in sorted({entry.tool_id for entry in own}):
@@ -470,9 +468,9 @@ def _items(catalog: Catalog) -> Iterator[JsonObject]:
             yield _problem(name, error)
             continue
         for sentence in hidden:
-            yield _check(name, sentence, status="warning", fix="Rename one of them, or ask for the full identity.")
+            yield _check(name, sentence, "warning", "Rename one of them, or ask for the full identity.")
         for sentence in drift:
-            yield _check(name, sentence, status="warning", fix="Change the manifest, or ask the server anew.")
+            yield _check(name, sentence, "warning", "Change the manifest, or ask the server anew.")
 
 
 def search_status(services: Services, catalog: Catalog) -> str:
