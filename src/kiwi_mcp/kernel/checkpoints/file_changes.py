@@ -16,7 +16,7 @@ from pathlib import Path
 from stat import S_IFLNK, S_IFREG, S_ISDIR, S_ISLNK, S_ISREG
 from typing import TypeAlias
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import NotFound, StoreDamaged, TooLarge, Unavailable
@@ -56,14 +56,6 @@ Snapshot: TypeAlias = Mapping[str, FileState]
 """The state of some paths below a project; a path without an entry does not exist."""
 
 
-class Survey(Struct):
-    """What was found at some paths, and what was not looked into."""
-
-    entries: dict[str, FileState] = field(default_factory=dict)
-    left_out: list[str] = field(default_factory=list)
-    """Files that are too large or not ours to read, and what is neither file, link nor folder."""
-
-
 def blob_id(algorithm: str, data: bytes) -> str:
     """Return the id of a content, as git gives it."""
     return new(algorithm, b"blob %d\0" % len(data) + data).hexdigest()
@@ -74,71 +66,69 @@ def survey(root: Path, paths: Iterable[str], algorithm: str) -> Survey:
     listed = sorted(set(paths), key=lambda path: (path.rpartition("/")[0], path))
     if len(listed) > MOST_FILES:
         raise TooLarge("What a checkpoint would save", size=len(listed), limit=MOST_FILES, unit="files")
-    found, budget = Survey(), _Budget()
+    found = Survey(algorithm)
     with opened(root) as top:
         for parent, group in groupby(listed, key=lambda path: path.rpartition("/")[0]):
             # A folder that is gone, or is a link now, holds nothing of the project.
             with suppress(OSError), _within(top, parent) as folder:
                 for path in group:
-                    _look(folder, path, algorithm, found, budget)
+                    found.look(folder, path)
     return found
 
 
-class _Budget(Struct):
-    left: int = MOST_BYTES
-    until: float = field(default_factory=lambda: time.monotonic() + SECONDS)
+class Survey:
+    """What was found at some paths; looking at too many bytes, or for too long, is an error."""
 
-    def spend(self, size: int) -> None:
-        self.left -= size
-        if self.left < 0:
+    def __init__(self, algorithm: str) -> None:
+        self.entries: dict[str, FileState] = {}
+        self.left_out: list[str] = []
+        """Files that are too large or not ours to read, and what is neither file, link nor folder."""
+        self._algorithm = algorithm
+        self._left, self._until = MOST_BYTES, time.monotonic() + SECONDS
+
+    def look(self, folder: int, path: str) -> None:
+        """Note what is at a path, in its open folder."""
+        name = path.rpartition("/")[2]
+        try:
+            state = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except OSError:
+            return
+        if S_ISLNK(state.st_mode):
+            target = os.fsencode(os.readlink(name, dir_fd=folder))
+            self.entries[path] = FileState(S_IFLNK, blob_id(self._algorithm, target), len(target))
+        elif S_ISREG(state.st_mode) and state.st_size <= LARGEST and (entry := self._file(folder, name, state)):
+            self.entries[path] = entry
+        elif not S_ISDIR(state.st_mode):
+            self.left_out.append(path)
+
+    def _file(self, folder: int, name: str, state: os.stat_result) -> FileState | None:
+        mode = S_IFREG | (state.st_mode & 0o777)
+        key = (self._algorithm, state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+        known = _seen.get(key)
+        self._left -= state.st_size if known is None else 0
+        if self._left < 0:
             raise TooLarge("What a checkpoint would read", size=None, limit=MOST_BYTES)
-        if time.monotonic() > self.until:
+        if time.monotonic() > self._until:
             raise Unavailable(
                 f"Looking at the project's files took more than {SECONDS:.0f} seconds.",
                 suggestion="Let git ignore what need not be saved, or run without a checkpoint.",
             )
+        if known is not None:
+            return FileState(mode, known, state.st_size)
+        try:
+            data = read_file(folder, name, limit=LARGEST)
+        except LookupError:
+            return None
+        found = FileState(mode, blob_id(self._algorithm, data), len(data))
+        if time.time_ns() - max(state.st_ctime_ns, state.st_mtime_ns) > _SETTLED_NS and len(data) == state.st_size:
+            if len(_seen) >= _SEEN_KEPT:
+                _seen.clear()
+            _seen[key] = found.id
+        return found
 
 
 def _within(top: int, parent: str) -> AbstractContextManager[int]:
     return below(top, *filter(None, parent.split("/")))
-
-
-def _look(folder: int, path: str, algorithm: str, found: Survey, budget: _Budget) -> None:
-    name = path.rpartition("/")[2]
-    try:
-        state = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except OSError:
-        return
-    if S_ISLNK(state.st_mode):
-        target = os.fsencode(os.readlink(name, dir_fd=folder))
-        found.entries[path] = FileState(S_IFLNK, blob_id(algorithm, target), len(target))
-    elif S_ISREG(state.st_mode) and state.st_size <= LARGEST:
-        entry = _file(folder, name, state, algorithm, budget)
-        if entry:
-            found.entries[path] = entry
-        else:
-            found.left_out.append(path)
-    elif not S_ISDIR(state.st_mode):
-        found.left_out.append(path)
-
-
-def _file(folder: int, name: str, state: os.stat_result, algorithm: str, budget: _Budget) -> FileState | None:
-    mode = S_IFREG | (state.st_mode & 0o777)
-    key = (algorithm, state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-    if (known := _seen.get(key)) is not None:
-        budget.spend(0)
-        return FileState(mode, known, state.st_size)
-    budget.spend(state.st_size)
-    try:
-        data = read_file(folder, name, limit=LARGEST)
-    except LookupError:
-        return None
-    found = FileState(mode, blob_id(algorithm, data), len(data))
-    if time.time_ns() - max(state.st_ctime_ns, state.st_mtime_ns) > _SETTLED_NS and len(data) == state.st_size:
-        if len(_seen) >= _SEEN_KEPT:
-            _seen.clear()
-        _seen[key] = found.id
-    return found
 
 
 def content(root: Path, path: str, entry: FileState) -> bytes | None:

@@ -99,7 +99,9 @@ class Git(Struct, frozen=True):
     async def keep(self, entries: Snapshot) -> Snapshot:
         """Write the objects that the repository does not have yet, and return the entries under their ids."""
         ids = {entry.id for entry in entries.values()}
-        missing = await self._missing(ids)
+        asked = "".join(f"{name}\n" for name in ids).encode()
+        answer = await self._ask("cat-file", "--batch-check=%(objectname)", "--buffer", stdin=asked)
+        missing = {line.split()[0] for line in answer.decode().splitlines() if line.endswith(" missing")}
         if self.is_private:
             await asyncio.to_thread(_freshen, self.folder, ids - missing)
         wanted = {path: entry for path, entry in entries.items() if entry.id in missing}
@@ -201,11 +203,6 @@ class Git(Struct, frozen=True):
         await self.drop(runs)
         if runs and self.is_private:
             await self._ask("prune", f"--expire={_YOUNG}")
-
-    async def _missing(self, ids: Iterable[str]) -> set[str]:
-        asked = "".join(f"{name}\n" for name in ids).encode()
-        answer = await self._ask("cat-file", "--batch-check=%(objectname)", "--buffer", stdin=asked)
-        return {line.split()[0] for line in answer.decode().splitlines() if line.endswith(" missing")}
 
     async def _ask(
         self, *words: str, stdin: bytes = b"", cwd: str | None = None, env: Mapping[str, str] | None = None
