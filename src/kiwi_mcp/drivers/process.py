@@ -97,7 +97,7 @@ class Process(Driver):
         """Return the plan: one process, built from the runtime's config and these inputs."""
         frame = _frame_of(chain, space)
         tool, words, environment, declared = chain.tool, frame.words, frame.environment, frame.declared
-        if frame.fixed is not None and not declared and not words.is_compiled:
+        if frame.fixed is not None and not declared and not words.compile:
             values: Values = {}
         else:
             properties = as_object(tool.manifest.parameters.get("properties"))
@@ -112,19 +112,25 @@ class Process(Driver):
             prepared["items"] = list(frame.items)
         if "scratch" in tool.manifest.config:
             prepared["scratch"] = tool.manifest.config["scratch"]
-        if words.is_compiled:
+        if words.compile:
             prepared["build"] = to_builtins(_bind_build(frame))
         program, *arguments = frame.fixed or _fill(frame.command, values)
-        if words.is_compiled and program.startswith("./"):
+        if words.compile and program.startswith("./"):
             program = f"{values['build']}/{program[2:]}"
+        elif program in environment.programs:
+            program = environment.programs[program]
         else:
-            program = _program(program, words, environment, frame.path)
+            program = find_program(
+                program, frame.path, needed_by=words.runtime_id, shell=words.shell, install=words.install
+            )
+        env: dict[str, str] = {}
+        if declared:  # a variable that is a parameter and nothing else is left out where the parameter is absent
+            env = {name: text_of(value) for name, value in as_object(render(declared, values)).items()}
         spec = ProcessSpec(
             argv=(program, *arguments, *(_flags(tool.id, inputs) if words.params_as == "flags" else ())),
             cwd=str(space.project),
             env={
-                # A variable that is a parameter and nothing else is left out where the parameter is absent.
-                **{name: text_of(value) for name, value in as_object(render(declared, values)).items()},
+                **env,
                 **frame.base,
                 **(_parameter_variables(tool.id, inputs) if words.params_as == "environment" else {}),
             },
@@ -282,7 +288,7 @@ def _frame_of(chain: Chain, space: Space) -> Frame:
     if not command:
         fix = "Give it `command`, or `compile_command` and `run_command`."
         raise InvalidManifest(f"{words.runtime_id!r}", [Issue("config.command", "says no program to start", fix)])
-    if tool.entrypoint and not words.is_compiled and not _names_entrypoint(command):
+    if tool.entrypoint and not words.compile and not _names_entrypoint(command):
         command = (*command, _ENTRYPOINT)
     _check_words(chain, (*command, *words.compile))
     if words.engines:
@@ -354,10 +360,9 @@ def _flags(tool_id: str, inputs: JsonObject) -> Sequence[str]:
 
 def _parameter_variables(tool_id: str, inputs: JsonObject) -> Mapping[str, str]:
     """Return parameters as variables."""
-    found = {
-        f"KIWI_PARAM_{_NOT_IN_VARIABLES.sub('_', name)}": escape(value) if "$" in value else value
-        for name, value in _spelled_out(tool_id, inputs).items()
-    }
+    found: dict[str, str] = {}
+    for name, value in _spelled_out(tool_id, inputs).items():
+        found[f"KIWI_PARAM_{_NOT_IN_VARIABLES.sub('_', name)}"] = escape(value) if "$" in value else value
     if len(found) < len(inputs):
         fix = "Rename one of them: as variables they would have the same name."
         raise InvalidArguments(tool_id, [Issue("", "two parameters differ in punctuation only", fix)])
@@ -366,9 +371,14 @@ def _parameter_variables(tool_id: str, inputs: JsonObject) -> Mapping[str, str]:
 
 def _spelled_out(tool_id: str, inputs: JsonObject) -> Mapping[str, str]:
     """Return parameters as texts that fit on a command line or in variables."""
-    spelled = {name: text_of(value) for name, value in inputs.items()}
-    issues = [Issue(name, "holds a NUL character", "Send it without.") for name in spelled if "\0" in spelled[name]]
-    size = sum(len(name) + len(text.encode()) for name, text in spelled.items())
+    spelled: dict[str, str] = {}
+    issues: list[Issue] = []
+    size = 0
+    for name, value in inputs.items():
+        text = spelled[name] = value if isinstance(value, str) else text_of(value)
+        size += len(name) + len(text.encode())
+        if "\0" in text:
+            issues.append(Issue(name, "holds a NUL character", "Send it without."))
     if size > _SPELLED_OUT_LIMIT:
         reason = f"the parameters take {size:,} bytes, and this runtime hands over at most {_SPELLED_OUT_LIMIT:,}"
         fix = "Send less, or let the runtime say `params_as: json_stdin` and read them from standard input."

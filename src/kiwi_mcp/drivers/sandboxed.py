@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import IsolationUnavailable
-from kiwi_mcp.domain.isolation import CERTIFICATE_VARIABLES, Level, ProcessExit, SandboxProfile
+from kiwi_mcp.domain.isolation import CERTIFICATE_VARIABLES, Level, SandboxProfile
 from kiwi_mcp.domain.outcome import Outcome, Report
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.manifest.templates import escape
@@ -98,17 +98,17 @@ class Sandbox(Struct, frozen=True):
             result = await subprocess.run(
                 confined.spec, secrets=secrets, report=report, handover=handover, watch=watch, confirm=confirm
             )
-            self._check(confined, result)
+            try:
+                confined.check(result)
+            except IsolationUnavailable:
+                self._test_again()
+                raise
             return result
 
-    def _check(self, confined: Launch, result: ProcessExit) -> None:
-        """Raise that a sandbox failed; then the backends are tested again before the next process starts."""
-        try:
-            confined.check(result)
-        except IsolationUnavailable:
-            _found.pop(self.state, None)
-            forget(self.state)
-            raise
+    def _test_again(self) -> None:
+        """Let the backends be tested again before the next process starts."""
+        _found.pop(self.state, None)
+        forget(self.state)
 
     def _watch_of(self, confined: Launch) -> Callable[[], str] | None:
         """Return what watches a process: the quota of the folders that it writes to, and its memory."""
@@ -139,7 +139,11 @@ class Sandbox(Struct, frozen=True):
                     yield process, confined.is_whole
             finally:
                 if process is not None:
-                    self._check(confined, process.ended())
+                    try:
+                        confined.check(process.ended())
+                    except IsolationUnavailable:
+                        self._test_again()
+                        raise
 
     def tell(self, outcome: Outcome, asked: Level) -> Outcome:
         """Return the outcome with how its process was isolated, and what its manifests had asked for."""

@@ -49,11 +49,6 @@ class RuntimeConfig(Struct, frozen=True):
     engines: tuple[str, ...] = ()
     """The container engines of which one is started, for the runtime that runs images."""
 
-    @property
-    def is_compiled(self) -> bool:
-        """Whether a tool is built before it runs."""
-        return bool(self.compile)
-
 
 def runtime_config(runtime: Tool) -> RuntimeConfig:
     """Return the words of a runtime, old spellings included."""

@@ -127,7 +127,8 @@ class Instructions:
         self._keep.callback(os.close, descriptor)
         os.write(descriptor, content)
         os.lseek(descriptor, 0, os.SEEK_SET)
-        return self.lend(descriptor)
+        self.lent.append(descriptor)
+        return str(descriptor)
 
     def copy_of(self, path: str) -> str:
         """Let the launcher read a file of the system's, and return the number of its descriptor."""

@@ -327,15 +327,19 @@ def prepare(spec: ProcessSpec, profile: SandboxProfile, keep: ExitStack) -> Proc
     shields = protected_grants(owners, base_profile(), keep, profile.closed, copies) if profile.writable else ()
     # It starts where it was to, if that or something in it was granted, else in its home. What is given of a folder
     # lies in it under its own name, so that paths that begin in the folder lead there.
-    inside_it = f"{spec.cwd.rstrip('/')}/"
-    is_given = any(grant.is_folder and inside_it.startswith(f"{grant.path}/") for grant in granted)
-    is_given = is_given or any(f"{path}/".startswith(inside_it) for path in (*profile.readable, *profile.writable))
+    folder, inside_it = HOME, f"{spec.cwd.rstrip('/')}/"
+    for grant in granted:
+        if grant.is_folder and inside_it.startswith(f"{grant.path}/"):
+            folder = spec.cwd
+    for path in (*profile.readable, *profile.writable):
+        if f"{path}/".startswith(inside_it):
+            folder = spec.cwd
     return ProcessSetup(
         argv=(program.path, *spec.argv[1:]),
         granted=granted,
         grants=(*granted, *shields),
         hidden=(*profile.hidden, *_secrets(program.roots)) if program.roots else profile.hidden,
-        folder=spec.cwd if is_given else HOME,
+        folder=folder,
         passed=passed,
         inside=inside,
     )

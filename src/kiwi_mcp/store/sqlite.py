@@ -192,7 +192,8 @@ class SqliteTransaction(Transaction):
 
     def commit(self) -> None:
         """End the transaction, unless a statement has failed."""
-        self.raise_failure()
+        if self._failure is not None:
+            raise self._failure
         self.write("COMMIT")
 
 
