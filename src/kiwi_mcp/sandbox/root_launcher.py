@@ -268,7 +268,7 @@ class RootLauncher:
             with as_user(user):
                 return start_limited(limits, spawn)
 
-        return self.start(started)
+        return self._thread.do(partial(self._started, started))
 
     def _started(self, spawn: Callable[[], T]) -> T:
         if self._made is None:
