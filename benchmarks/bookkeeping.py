@@ -25,8 +25,7 @@ from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan
 from kiwi_mcp.domain.records import RunRecord
-from kiwi_mcp.drivers import process
-from kiwi_mcp.drivers import Driver
+from kiwi_mcp.drivers import Driver, process
 from kiwi_mcp.kernel import Kernel, kernel, pipeline, recorder
 from kiwi_mcp.kernel.context import Catalogs, Services
 from kiwi_mcp.kernel.prepared import PreparedItems
