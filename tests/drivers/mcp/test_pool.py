@@ -187,6 +187,14 @@ def test_delays_between_starts_grow_from_zero(bench: Bench) -> None:
     assert circuit.wait(server) == 0
 
 
+def test_a_server_may_fail_for_days(bench: Bench) -> None:
+    server, circuit = reached(bench, bench.server()), CircuitBreaker(failures=5_000)
+    circuit.failed(server, Unavailable("no", suggestion=""))
+
+    with pytest.raises(Unavailable, match=r"failed 5001 times .* \(in 300 s\)"):
+        circuit.wait(server)
+
+
 def test_a_server_without_reconnect_delays_no_caller(bench: Bench) -> None:
     server, circuit = reached(bench, bench.server(reconnect=False)), CircuitBreaker()
     circuit.failed(server, Unavailable("no", suggestion=""))

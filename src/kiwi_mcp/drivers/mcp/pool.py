@@ -36,9 +36,10 @@ class CircuitBreaker(Struct):
         """Count a failure; the first costs no wait, so that a server that died once is back at the next call."""
         self.failures += 1
         self.last = fault.message
-        wait = min(server.reconnect_delay * (2.0 ** (self.failures - 1) - 1), _LONGEST_WAIT)
         if self.failures >= OPENS_AFTER:
             wait = min(REST * 2.0 ** min(self.failures - OPENS_AFTER, 10), LONGEST_REST)
+        else:
+            wait = min(server.reconnect_delay * (2.0 ** (self.failures - 1) - 1), _LONGEST_WAIT)
         self.until = monotonic() + wait
 
     def worked(self) -> None:
