@@ -145,6 +145,10 @@ def test_validate_lists_every_issue_on_stdout(kiwi: Kiwi, project: Path) -> None
     assert "bad: " in ended.err
     assert kiwi("validate", "lost.yaml").code == 3
 
+    nothing = kiwi("validate")
+    assert nothing.code == 2
+    assert "required: FILE|ITEM" in nothing.err
+
 
 def test_an_openapi_document_becomes_tools(kiwi: Kiwi) -> None:
     document = Path(__file__).parents[2] / "data" / "openapi" / "board.json"

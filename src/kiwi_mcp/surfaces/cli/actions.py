@@ -193,6 +193,9 @@ def _text(options: JsonObject, name: str) -> str:
 
 def validate(row: CommandRow, options: JsonObject) -> int:
     """Validate a file, a folder or an item."""
+    if "item_id" not in options:
+        usage = f"`kiwi {row['path']} --help` shows how it is used."
+        raise UsageError("The following arguments are required: FILE|ITEM.", usage)
     name = as_text(options["item_id"])
     path = Path(name)
     if path.exists():
