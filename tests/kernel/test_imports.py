@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from kiwi_mcp.surfaces import start
 
 _SELDOM = (
     "cryptography",
@@ -132,3 +138,39 @@ for module in iter_modules(cli.__path__, "kiwi_mcp.surfaces.cli."):
 @pytest.mark.usefixtures("processes")
 def test_the_modules_of_every_command_load_where_others_are_deferred() -> None:
     assert _loaded(_COMMANDS, ()) == []
+
+
+class _BothAtOnce(dict[str, object]):
+    """Lets two threads look something up before either goes on, as far as they can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._both = threading.Barrier(2)
+
+    def get(self, key: str, default: object = None) -> object:
+        found = super().get(key, default)
+        with suppress(threading.BrokenBarrierError):
+            self._both.wait(0.2)
+        return found
+
+
+def test_two_threads_that_use_a_deferred_module_at_once_load_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules, loading = _BothAtOnce(), threading.Lock()
+    loaded: list[SimpleNamespace] = []
+
+    def load(name: str) -> object:
+        with loading:
+            if name not in modules:
+                loaded.append(SimpleNamespace(number=len(loaded)))
+                modules[name] = loaded[-1]
+            return modules[name]
+
+    monkeypatch.setattr(start, "sys", SimpleNamespace(modules=modules))
+    monkeypatch.setattr(start, "import_module", load)
+    module = modules["late"] = start.LateModule("late")
+
+    with ThreadPoolExecutor(2) as pool:
+        numbers = list(pool.map(lambda _: module.number, range(2)))
+
+    assert numbers == [0, 0]
+    assert len(loaded) == 1

@@ -10,6 +10,7 @@ import atexit
 import gc
 import os
 import sys
+from _thread import RLock
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -30,6 +31,7 @@ _OWN_LATER = (
     "store.registry.publish",
 )  # fmt: skip
 """The same of Kiwi. Code that a command of every day imports names them as modules: `git_copy.git_copies()`."""
+_REMOVING = RLock()
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
@@ -81,14 +83,16 @@ def defer_modules() -> None:
 class LateModule(ModuleType):
     """Stands in for a module until something of it is used.
 
-    The import system has a lock: a second thread that uses it meanwhile waits, and gets the same module.
+    A second thread that uses it meanwhile waits for the import system's lock, and gets the same module. Only the
+    removal needs a lock of its own: a late one would remove the module itself, which would then be loaded twice.
     """
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__") and name != "__all__":
             raise AttributeError(name)
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
+        with _REMOVING:
+            if sys.modules.get(self.__name__) is self:
+                del sys.modules[self.__name__]
         module = import_module(self.__name__)
         if name == "__all__":  # `from module import *`
             return getattr(module, name, [one for one in vars(module) if not one.startswith("_")])
