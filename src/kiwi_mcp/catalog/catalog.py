@@ -718,7 +718,8 @@ def traits_of(links: Sequence[Tool], sheets: TypeSpecs) -> tuple[TypeTraits, ...
     """Return the traits of each link's type, after checking that the type is allowed at its position."""
     found: list[TypeSpec] = []
     for index, link in enumerate(links):
-        manifest, sheet = link.manifest, sheets.get(link.manifest.tool_type)
+        manifest = link.manifest
+        sheet = sheets.get(link.manifest.tool_type)
         if sheet is None:
             kind = f"is of the type {manifest.written_type!r}, which no sheet describes"
             raise ChainMistyped(

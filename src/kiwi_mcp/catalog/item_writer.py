@@ -120,7 +120,8 @@ def contents(written: Mapping[str, Json]) -> dict[str, bytes]:
     issues: list[Issue] = []
     files: dict[str, bytes] = {}
     for path, value in written.items():
-        place, data = f"files[{path!r}]", _bytes(value)
+        place = f"files[{path!r}]"
+        data = _bytes(value)
         if not is_safe_path(path):
             issues.append(Issue(place, "is not a path inside the item", "Use a relative path such as `lib/a.py`."))
         elif data is None:

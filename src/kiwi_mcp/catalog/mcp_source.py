@@ -1,4 +1,4 @@
-"""What MCP servers offered, from the store; acceptance gate."""
+"""What MCP servers offered, read from the store as items; one that is not accepted cannot be called."""
 
 from __future__ import annotations
 

@@ -72,7 +72,8 @@ class RegistrySource(ItemSource):
         try:
             with within(_GLANCE):
                 registry = self._registry()
-                head, self.fault = registry.head(), None
+                head = registry.head()
+                self.fault = None
         except KiwiError as fault:
             head, self.fault = -1, fault
         # Another store, or the same one seen by another actor, may have a log that is just as long.

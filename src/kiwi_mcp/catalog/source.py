@@ -318,7 +318,8 @@ class FolderSource(ItemSource):
         if home:
             new = list_folder(path, home=home, depth=old.depth)
         else:
-            stamp, below = settled(stamp_of(path)), (f"{path}/{name}" for name in folders)
+            stamp = settled(stamp_of(path))
+            below = (f"{path}/{name}" for name in folders)
             new = FolderListing("", 0, stamp, folders=tuple(folder for folder in below if os.path.lexists(folder)))
         self._unsaved += new != old
         self._listings[path] = new

@@ -1,4 +1,4 @@
-"""Definitions of servers, what was accepted, diff; `Offer`, `Offers`, `ToolHints`."""
+"""What MCP servers offer: definitions as listed and as accepted, their differences, and `Offers` for clients."""
 
 from __future__ import annotations
 

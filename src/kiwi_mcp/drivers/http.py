@@ -114,7 +114,9 @@ class Http(Driver):
     ) -> Outcome:
         """Send the request and give its reply as a result."""
         assert isinstance(plan.spec, HttpSpec)  # noqa: S101 - bind above makes no other
-        ledger, spec, report = TrafficLog(), plan.spec, caller.report
+        ledger = TrafficLog()
+        spec = plan.spec
+        report = caller.report
         if caller.journal is not None:
             caller.journal.confirm()
             # The key is the same whenever this call of a thread is repeated.
@@ -133,7 +135,8 @@ class Http(Driver):
         except KiwiError as error:
             if error.details.get("cause") != "timeout":
                 raise
-            sent, details = ledger.to_json(), error.details
+            sent = ledger.to_json()
+            details = error.details
             return Outcome("timeout", message=error.message, suggestion=error.suggestion, details=details, sent=sent)
 
 

@@ -1,4 +1,4 @@
-"""Strict JSON or text from a program or service."""
+"""The output of a program or service as a value: strict JSON, or text."""
 
 from __future__ import annotations
 

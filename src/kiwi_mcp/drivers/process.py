@@ -278,13 +278,17 @@ def _frame_of(chain: Chain, space: Space) -> Frame:
     known = _frames.get(key)
     if known is not None and known.chain is chain and known.space == space:
         return known
-    tool, words, environment = chain.tool, runtime_config(chain.executor), Environment()
+    tool = chain.tool
+    words = runtime_config(chain.executor)
+    environment = Environment()
     if words.manager:
         manager = packages.PackageManager(words.manager, chain.executor)
         environment = manager.plan(tool, words.packages, space.cache)
     base = {name: escape(value) for name, value in base_env(tool, space, environment).items()}
     declared = {**declared_env(tool), **words.env}
-    facts, command, path = _facts_of(chain, space, environment), words.command, search_path(environment.bin)
+    facts = _facts_of(chain, space, environment)
+    command = words.command
+    path = search_path(environment.bin)
     if not command:
         fix = "Give it `command`, or `compile_command` and `run_command`."
         raise InvalidManifest(f"{words.runtime_id!r}", [Issue("config.command", "says no program to start", fix)])

@@ -157,7 +157,8 @@ class Sandbox(Struct, frozen=True):
             "provenance": self.profile.provenance,
         }
         network = {"network": self.traffic.to_json()} if self.traffic.is_kept else {}
-        details, warnings = {**outcome.details, "isolation": isolation, **network}, outcome.warnings
+        details = {**outcome.details, "isolation": isolation, **network}
+        warnings = outcome.warnings
         if self.watch is not None:
             found = self.watch.take_news()
             warnings = (*warnings, *found.warnings())

@@ -119,7 +119,8 @@ class ApprovalGate(Struct, frozen=True):
             return None
         approvals = self._approvals()
         rules = approvals.rules()
-        is_by_content, parts = any(rule.digest for rule in rules), (chain, chain.server)
+        is_by_content = any(rule.digest for rule in rules)
+        parts = (chain, chain.server)
         contents = [chain_digest(part) for part in parts if part is not None] if is_by_content else []
         return matching_rule(
             rules,
@@ -164,6 +165,12 @@ class ApprovalGate(Struct, frozen=True):
 
     def _question(self, run: Run, need: ApprovalNeed) -> Approval:
         now, call = now_ms(), run.call
+        repeatable: JsonObject | None = None
+        # A thread makes its call again by itself.
+        if not call.origin.thread and is_keepable(call.parameters, _secrets(run)):
+            repeatable = {"item_id": call.tool_id, "parameters": call.parameters, "frozen": call.is_frozen}
+            if call.item_type:
+                repeatable["item_type"] = call.item_type
         return Approval(
             id=new_run(now)[0],
             plan_digest=run.digest,
@@ -178,15 +185,7 @@ class ApprovalGate(Struct, frozen=True):
             touched=need.touches,
             first_runs=need.first_runs,
             content=chain_digest(run.chain),
-            request={
-                "item_id": call.tool_id,
-                "parameters": call.parameters,
-                "frozen": call.is_frozen,
-                **({"item_type": call.item_type} if call.item_type else {}),
-            }
-            # A thread makes its call again by itself.
-            if not call.origin.thread and is_keepable(call.parameters, _secrets(run))
-            else None,
+            request=repeatable,
         )
 
     async def ask(self, asked: Approval, run: Run) -> str:

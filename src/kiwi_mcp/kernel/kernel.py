@@ -408,7 +408,8 @@ def _refuse_unknown(verb: str, payload: JsonObject) -> NoReturn:
     known = BY_NAME.get(verb)
     if known is None:
         raise VerbNotFound(verb, verbs=list(BY_NAME))
-    action, actions = str(payload.get("action")), [*known.verbs]
+    action = str(payload.get("action"))
+    actions = [*known.verbs]
     fix = f"{did_you_mean(action, actions)}Use one of: {', '.join(actions)}."
     raise invalid(verb, [Issue("action", f"there is no {action[:60]!r}", fix)])
 

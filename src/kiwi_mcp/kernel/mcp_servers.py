@@ -421,11 +421,13 @@ async def _write_in_thread(work: Callable[[], T]) -> T:
 
 def _store_listing(listing: ServerListing, server: Tool, key: ServerKey, definitions: McpDefinitions) -> RefreshResult:
     """Store what a server offers, and return it."""
-    issues, is_stored = [*listing.issues], _stores_definitions(server)
+    issues = [*listing.issues]
+    is_stored = _stores_definitions(server)
     offers = offers_of(server.id, listing, issues)
 
     def work(record: ServerRecord | None, known: Sequence[Definition]) -> ServerDefinitions:
-        record, now = record or new_record(server, key), moment()
+        record = record or new_record(server, key)
+        now = moment()
         # What the owner added is accepted first; a manifest that was changed since is not what the owner added.
         is_first = record.accepts_first and record.digest == server.digest
         listed = replace(

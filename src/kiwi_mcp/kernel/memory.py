@@ -276,8 +276,9 @@ class MemoryMove(Struct, frozen=True):
         if above := [one for one in Path(path).parents[:-1] if (target / one).is_file()]:
             return f"{target / above[0]} is a file"
         if not (home / path).is_file():
-            is_moved = (target / path).is_file()
-            return "" if is_moved else _GONE if not os.path.lexists(home / path) else "is not a plain file"
+            if (target / path).is_file():  # it was moved
+                return ""
+            return "is not a plain file" if os.path.lexists(home / path) else _GONE
         if os.path.lexists(target / path) and _digest(target / path) != _digest(home / path):
             return f"{target / path} is another file"
         return ""

@@ -1,4 +1,4 @@
-"""User folder, cache, project folder and whether it may be used."""
+"""Folders: those of the user, the cache, and the project, if it may be used."""
 
 from __future__ import annotations
 

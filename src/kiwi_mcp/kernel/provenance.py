@@ -69,7 +69,8 @@ class Provenances:
                 return decide_isolation(chain, [origin_of(at, chain, None) for at in range(len(chain.links))])
             links = (f"{link.identity} {link.digest} {link.trust} {home_of(link)}" for link in chain.links)
             code = (word for one in external_code(chain) for word in one)
-            stamp, key = authors.stamp(), (origin_of.__name__, chain.traits[0].lifetime, *links, *code)
+            stamp = authors.stamp()
+            key = (origin_of.__name__, chain.traits[0].lifetime, *links, *code)
             if self._known[0] != stamp or len(self._known[1]) > _MOST:
                 self._known = (stamp, {})
             known = self._known[1]

@@ -1,4 +1,4 @@
-"""The owner's key: signs items and releases, writes the signature line."""
+"""The owner's key, with which items and releases are signed."""
 
 from __future__ import annotations
 

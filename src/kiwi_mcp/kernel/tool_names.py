@@ -51,7 +51,8 @@ def _fitted(names: Sequence[str], some: str, none: str, characters: int, tokens:
     """Return a sentence with as many names as fit, after `some`; where no name fits, `none` with their number."""
     sentence = f" {none.format(len(names))}." if names else ""
     for count in range(1, len(names) + 1):
-        listed, others = ", ".join(name[:_MAX_SERVER_NAME] for name in names[:count]), len(names) - count
+        listed = ", ".join(name[:_MAX_SERVER_NAME] for name in names[:count])
+        others = len(names) - count
         longer = f" {some}: {listed}{f' and {others} more' if others else ''}."
         if len(longer) > characters or cost_of(longer).tokens > tokens:
             break
@@ -165,7 +166,8 @@ def address_of(tool: Tool) -> str:
 def offer_of(chain: Chain, name: str) -> Offer:
     """Return an item under the name that clients use."""
     tool, manifest = chain.tool, chain.tool.manifest
-    title, text = manifest.name or as_text(manifest.config.get("title")), manifest.description
+    title = manifest.name or as_text(manifest.config.get("title"))
+    text = manifest.description
     return Offer(
         name,
         tool.identity,

@@ -424,10 +424,11 @@ def _unknown_argument(verb: str, name: str, known: Sequence[str]) -> Issue:
 def _without_secrets(request: type[Request], given: JsonObject) -> JsonObject:
     """Return arguments of which each fault may be shown: a secret that is not a text is sent as false."""
     secret = {field.encode_name for field in msgspec.structs.fields(request) if field.type in {Secret, Secret | None}}
-    return {
-        name: value if name not in secret or value is None else "" if isinstance(value, str) else False
-        for name, value in given.items()
-    }
+    shown = dict(given)
+    for name in secret & given.keys():
+        if given[name] is not None:
+            shown[name] = "" if isinstance(given[name], str) else False
+    return shown
 
 
 def _secret(kind: type, value: object) -> Secret:

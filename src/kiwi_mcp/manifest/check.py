@@ -1,4 +1,4 @@
-"""All issues of a manifest: universal, by type, by executor, `needs`."""
+"""All issues of a manifest: those of every item, of its type, of its executor, and of its `needs`."""
 
 from __future__ import annotations
 
@@ -230,7 +230,9 @@ def _header_faults(manifest: Manifest) -> Iterator[Issue]:
 
 def _universal(manifest: Manifest, sheets: TypeSpecs) -> Iterator[Issue]:
     yield from _header_faults(manifest)
-    asked, tool_type, types = manifest.isolation, manifest.tool_type, sheets.types()
+    asked = manifest.isolation
+    tool_type = manifest.tool_type
+    types = sheets.types()
     sheet = sheets.get(tool_type)
     is_started = sheet is not None and sheet.traits.is_server and manifest.executor == SUBPROCESS
     if asked is not None and asked not in LEVELS:

@@ -130,7 +130,8 @@ def composite_faults(manifest: Manifest) -> list[Issue]:
 def _step_faults(composite: Composite, at: int, declared: JsonObject) -> Iterator[Issue]:
     step, place = composite.steps[at], f"config.steps[{at}]"
     ids = [one.id for one in composite.steps]
-    before, is_repeated = ids[:at], not isinstance(step.foreach, UnsetType)
+    before = ids[:at]
+    is_repeated = not isinstance(step.foreach, UnsetType)
     if step.id in before:
         yield Issue(f"{place}.id", f"`{step.id}` is the id of another step too", "Give each step an id of its own.")
     for number, need in enumerate(step.needs):

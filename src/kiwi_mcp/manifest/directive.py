@@ -433,7 +433,8 @@ def _config(root: Element, metadata: Element, issues: list[Issue]) -> JsonObject
     def either(tag: str) -> Element:
         return metadata.first(tag) or root.at(tag)
 
-    model, permissions = metadata.at("model", "model_class"), either("permissions")
+    model = metadata.at("model", "model_class")
+    permissions = either("permissions")
     criteria = root.at("success_criteria")
     spelled = {"model_id": "id", "fallback_id": "fallback"}
     asked = {**{spelled.get(name, name): value for name, value in model.attributes.items()}, "why": model.text}

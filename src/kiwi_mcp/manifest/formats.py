@@ -1,4 +1,4 @@
-"""URLs, variables, ranges, package requirements."""
+"""Checks of short texts in manifests: URLs, variables, version ranges and package requirements."""
 
 from __future__ import annotations
 

@@ -137,7 +137,8 @@ def _holds(condition: JsonObject, context: JsonObject) -> bool:
         case {"not": part}:
             return not _holds(as_object(part), context)
         case {"path": str() as path, "op": str() as op}:
-            found, value = expressions.at_path(context, tuple(path.split("."))), condition.get("value")
+            found = expressions.at_path(context, tuple(path.split(".")))
+            value = condition.get("value")
             if op in _ORDER:
                 return expressions.is_ordered(_ORDER[op], found, value)
             return op in _COMPARED and _COMPARED[op](found, value)

@@ -252,15 +252,15 @@ def _semantic(version: Json) -> str:
 
 def _sentence(*texts: Json, limit: int) -> str:
     """Return the first paragraphs of texts as one line, without what cannot be seen, cut at a word."""
-    said: list[str] = []
+    sentences: list[str] = []
     for text in texts:
         # No more than this is ever shown, and a paragraph of a megabyte is not worth splitting.
         paragraph = re.split(r"\n[ \t\r]*\n", as_text(text)[:4_000].strip(), maxsplit=1)[0]
         spaced = (" " if one in "\t\r\n" else one for one in paragraph)
         line = " ".join("".join(one for one in spaced if unicodedata.category(one) not in _INVISIBLE).split())
-        if line and not any(line.rstrip(".") in earlier for earlier in said):
-            said.append(line if line.endswith((".", "!", "?", ":")) else f"{line}.")
-    whole = " ".join(said)
+        if line and not any(line.rstrip(".") in earlier for earlier in sentences):
+            sentences.append(line if line.endswith((".", "!", "?", ":")) else f"{line}.")
+    whole = " ".join(sentences)
     if len(whole) <= limit:
         return whole
     return f"{whole[: limit - 1].rpartition(' ')[0] or whole[: limit - 1]}…"
@@ -368,8 +368,8 @@ def _types_of(schema: JsonObject) -> set[str]:
 
 
 def _with_description(schema: JsonObject, *notes: Json) -> dict[str, Json]:
-    said = _sentence(*notes, limit=_MAX_SCHEMA_DESCRIPTION)
-    return {**schema, "description": said} if said else dict(schema)
+    text = _sentence(*notes, limit=_MAX_SCHEMA_DESCRIPTION)
+    return {**schema, "description": text} if text else dict(schema)
 
 
 def _simple_keywords(words: JsonObject) -> dict[str, Json]:
@@ -494,7 +494,9 @@ def _slots_of(api: Api, operation: Operation, schemas: Schemas) -> list[RequestP
 
 
 def _slots(parameter: JsonObject, operation: Operation, schemas: Schemas) -> Iterator[RequestParameter]:
-    where, wire, style = as_text(parameter["in"]), as_text(parameter["name"]), as_text(parameter.get("style"))
+    where = as_text(parameter["in"])
+    wire = as_text(parameter["name"])
+    style = as_text(parameter.get("style"))
     is_required = parameter.get("required") is True or where == "path"
     if where == "header" and wire.lower() in _NOT_SETTABLE:
         return
@@ -525,7 +527,8 @@ def _spelled(slot: RequestParameter, parameter: JsonObject, *, is_form: bool) ->
     kinds = _types_of(slot.schema)
     if "content" in parameter:
         # A list would become several pairs, and text would lose its quotation marks.
-        is_as_written, note = kinds and not kinds & {"string", "array"}, "Written as JSON text"
+        is_as_written = kinds and not kinds & {"string", "array"}
+        note = "Written as JSON text"
     else:
         is_as_written = not kinds & {"array", "object"} or (is_form and "array" in kinds)
         between = _SEPARATORS.get(slot.style, "commas")

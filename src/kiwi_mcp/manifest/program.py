@@ -54,8 +54,8 @@ class TextItem(Struct, frozen=True):
         """What the item says of itself: the manifest, and below it the XML of its text, without its permissions."""
         if "process" in self.manifest.config or xml_of(self.text) is None:
             return self.manifest.config
-        said = as_object(read_directive(self.text, what=self.manifest.tool_id)["config"])
-        return {**{word: value for word, value in said.items() if word != "permissions"}, **self.manifest.config}
+        config = as_object(read_directive(self.text, what=self.manifest.tool_id)["config"])
+        return {**{word: value for word, value in config.items() if word != "permissions"}, **self.manifest.config}
 
 
 Load: TypeAlias = Callable[[str, str, str], TextItem | None]
@@ -155,7 +155,7 @@ def directive_program(item: TextItem, inputs: JsonObject, load: Load) -> Directi
     notices: list[str] = []
     system, before, after = ("\n\n".join(_context(word, lineage, load, notices)) for word in _CONTEXT)
     rights = [(one.manifest.tool_id, config.get("permissions")) for one, config in zip(lineage, configs, strict=True)]
-    able = [(name, said) for name, said in rights if said]
+    able = [(name, granted) for name, granted in rights if granted]
     skills = tuple(dict.fromkeys(as_text(name) for config in configs for name in as_list(config.get("skills"))))
     listed = "\n".join(_skill_lines(skills, lineage, load, notices))
     nothing = (with_skills(empty_grant(manifest.tool_id), skills),)
@@ -172,8 +172,8 @@ def directive_program(item: TextItem, inputs: JsonObject, load: Load) -> Directi
         inputs=filled,
         input_schema=schema,
         outputs=as_object(_nearest("outputs", configs)) or manifest.outputs,
-        permissions=tuple(with_skills(grant_of(said, name), skills) for name, said in able) or nothing,
-        delegates=tuple(with_skills(delegate_of(said, name), skills) for name, said in able) or nothing,
+        permissions=tuple(with_skills(grant_of(granted, name), skills) for name, granted in able) or nothing,
+        delegates=tuple(with_skills(delegate_of(granted, name), skills) for name, granted in able) or nothing,
         limits=reduce(_with_limits, configs, DirectiveLimits()),
         model=_model(_nearest("model", configs), as_text(_nearest("model_tier", configs))),
         hooks=tuple(hook for config in reversed(configs) for hook in hooks_in(config.get("hooks"))),

@@ -7,7 +7,7 @@ import inspect
 import re
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -421,15 +421,19 @@ def _variables(nodes: Collection[ast.AST]) -> Mapping[str, str | None]:
                 | ast.Attribute(value=ast.Attribute(attr="environ") | ast.Name(id="environ"), attr="get"),
                 args=[ast.Constant(value=str(name)), *rest],
             ):
-                # A text that a manifest cannot hold makes it a variable that must be set.
-                match rest:
-                    case [] | [ast.Constant(value=None)]:
-                        found.setdefault(name, "")
-                    case [ast.Constant(value=str(text))] if _PLAIN.fullmatch(text):
-                        found.setdefault(name, text)
-                    case _:
-                        found.setdefault(name, None)
+                found.setdefault(name, _default(rest))
     return {name: spare for name, spare in found.items() if name not in _GIVEN and is_variable(name)}
+
+
+def _default(arguments: Sequence[ast.expr]) -> str | None:
+    """Return the default of a variable, or None if it must be set, also for a text that a manifest cannot hold."""
+    match arguments:
+        case [] | [ast.Constant(value=None)]:
+            return ""
+        case [ast.Constant(value=str(text))] if _PLAIN.fullmatch(text):
+            return text
+        case _:
+            return None
 
 
 def script_faults(

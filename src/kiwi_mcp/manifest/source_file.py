@@ -1,4 +1,4 @@
-"""Find the manifest in a file: data file, leading comment, Markdown."""
+"""The manifest in a file: in a data file, in a leading comment, or in Markdown."""
 
 from __future__ import annotations
 

@@ -264,12 +264,12 @@ class TrustFile:
 
         def add(entries: _Section) -> None:
             known = entries.get(scope)
-            held: _Section = dict(known) if isinstance(known, Mapping) else {}
-            if is_first and held:
+            pinned: _Section = dict(known) if isinstance(known, Mapping) else {}
+            if is_first and pinned:
                 raise SignatureRefused(
                     f"Another key for {scope} became known meanwhile.", suggestion="Look at it: `kiwi key list`."
                 )
-            entries[scope] = held | {key.public: _entry(key, "publishers") for key in keys}
+            entries[scope] = pinned | {key.public: _entry(key, "publishers") for key in keys}
 
         self._change("publishers", add)
 

@@ -1,4 +1,4 @@
-"""Type specs: load, check, look up."""
+"""Type specs: what each type of item may contain, as loaded from data files, checked and looked up."""
 
 from __future__ import annotations
 

@@ -79,7 +79,8 @@ def returns_untrusted_text(plan: Plan, chain: Chain) -> bool:
     """Whether the output of a plan is untrusted text: from a server, the network, or code without a trusted signer."""
     if isinstance(plan.spec, HttpSpec) or chain.traits[0].defined_by == "server":
         return True
-    profile, strange = plan.profile, {"unknown", "known_publisher", "mcp_server"}
+    profile = plan.profile
+    strange = {"unknown", "known_publisher", "mcp_server"}
     return profile is not None and (bool(profile.hosts) or profile.provenance in strange)
 
 

@@ -105,7 +105,8 @@ def with_file(plan: Plan, chain: Chain, space: Space) -> Plan:
     # Only built-in code is known to make no other change than the one shown.
     if not tool.origin.is_built_in or not (action := as_text(tool.manifest.config.get("file"))):
         return plan
-    path, is_change = as_text(plan.inputs.get("path")), action in {"write", "edit", "delete"}
+    path = as_text(plan.inputs.get("path"))
+    is_change = action in {"write", "edit", "delete"}
     for part in memory_files.plain_parts(path):
         if (part.startswith(".") and part not in _ORDINARY) or (is_change and base_profile().is_protected(part)):
             raise ReservedPath(path)

@@ -268,14 +268,16 @@ def server_profile(
     server: Chain, spec: ProcessSpec, space: Space, judge: Judge, rights: Rights, *, is_meant: bool
 ) -> _GrantedProfile:
     """Return the sandbox profile and the warnings of a server's process, computed again every few seconds."""
-    said = tuple((one.read, one.write, one.hosts, one.commands, one.is_public) for one in rights.grants)
-    links, held = tuple((link.identity, link.digest) for link in server.links), judge(server)
-    key = (links, spec.argv, spec.cwd, spec.env.get("PATH"), held.level, held.provenance, space, said, is_meant)
+    grants = tuple((one.read, one.write, one.hosts, one.commands, one.is_public) for one in rights.grants)
+    links = tuple((link.identity, link.digest) for link in server.links)
+    decision = judge(server)
+    start = (spec.argv, spec.cwd, spec.env.get("PATH"))
+    key = (links, start, decision.level, decision.provenance, space, grants, is_meant)
     known = _server_profiles.get(key)
     if known is None or monotonic() > known[0]:
         if len(_server_profiles) >= _PROFILES_KEPT:
             _server_profiles.clear()
-        profile, warnings = profile_of(server, server.needs, space, held, rights)
+        profile, warnings = profile_of(server, server.needs, space, decision, rights)
         profile, more = seeing(profile, server.tool, spec, space, rights, is_meant=is_meant)
         known = _server_profiles[key] = (monotonic() + _FRESH, (profile, (*warnings, *more)))
     return known[1]
@@ -297,10 +299,12 @@ def seeing(
     return replace(profile, readable=readable, hidden=hidden, has_sockets=has_sockets), given.warnings
 
 
-def profile_of(chain: Chain, needs: Needs, space: Space, held: IsolationDecision, rights: Rights) -> _GrantedProfile:
+def profile_of(
+    chain: Chain, needs: Needs, space: Space, decision: IsolationDecision, rights: Rights
+) -> _GrantedProfile:
     """Return the profile of a chain's process: its isolation level, and the access that it needs and may have."""
     limits = _OF_SERVERS if chain.server else _OF_TOOLS
-    profile = SandboxProfile(held.level, limits=limits, provenance=held.provenance)
+    profile = SandboxProfile(decision.level, limits=limits, provenance=decision.provenance)
     given = asdict(reach(needs, rights, space))
     warnings = given.pop("warnings")
-    return (profile, ()) if held.level == "trusted" else (replace(profile, **given), warnings)
+    return (profile, ()) if decision.level == "trusted" else (replace(profile, **given), warnings)

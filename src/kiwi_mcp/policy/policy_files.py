@@ -177,7 +177,8 @@ def _at(path: Path) -> Deployment | None:
 
 def _parse_deployment(path: Path) -> Deployment:
     value = read_yaml(path.read_text(encoding="utf-8"), what=path.name).value
-    written, issues = as_object(value), [*unknown_words(value, ("deployment", "items", "floor"), "")]
+    written = as_object(value)
+    issues = [*unknown_words(value, ("deployment", "items", "floor"), "")]
     kind, floor = written.get("deployment"), written.get("floor")
     if kind not in _DEPLOYMENT_KINDS:
         issues.append(Issue("deployment", "does not say which", f"Write one of: {', '.join(_DEPLOYMENT_KINDS)}."))
@@ -281,7 +282,8 @@ def _actor(name: str, written: Json, issues: list[Issue]) -> Grant:
     )
     # This narrows the rules for all callers: only listed hosts remain, and items that an allow list does not name are
     # hidden from this actor.
-    is_public, is_secretive = "allow" not in as_object(rules.get("hosts")), "allow" in as_object(rules.get("items"))
+    is_public = "allow" not in as_object(rules.get("hosts"))
+    is_secretive = "allow" in as_object(rules.get("items"))
     return replace(grant, is_public=is_public, is_secretive=is_secretive, read=read, write=write)
 
 

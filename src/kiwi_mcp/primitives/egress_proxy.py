@@ -500,8 +500,10 @@ class Proxy:
         self, asked: ProxyRequest, reader: StreamReader, writer: StreamWriter, server: socket.socket
     ) -> None:
         """Forward what both sides send, as far as it may be, until the end of either side."""
-        row, caps = self._ledger.note(asked.name, asked.port, "allowed"), self._caps
-        end, limit = monotonic() + caps.connection_seconds, asyncio.timeout(caps.head_seconds)
+        row = self._ledger.note(asked.name, asked.port, "allowed")
+        caps = self._caps
+        end = monotonic() + caps.connection_seconds
+        limit = asyncio.timeout(caps.head_seconds)
 
         def count(size: int) -> None:
             """Count the bytes that are forwarded, and extend the idle timeout of the connection."""

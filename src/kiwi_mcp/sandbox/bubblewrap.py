@@ -1,4 +1,4 @@
-"""The backend: bwrap arguments, pipes, process count."""
+"""The backend `bubblewrap`: the arguments of bwrap, its pipes, and the limit of its processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Program, opened paths, protected names, environment, proxy variables."""
+"""What a sandboxed process starts with: its program, opened paths, protected names and environment."""
 
 from __future__ import annotations
 

@@ -393,7 +393,8 @@ class CardIndex:
                 return
             wanted = {(card.identity, card.path): card for card in cards}
             for key, place in [*self._places.items()]:
-                known, card = place.segment.cards[place.slot], wanted.get(key)
+                known = place.segment.cards[place.slot]
+                card = wanted.get(key)
                 if card is not known and card != known:
                     del self._places[key]
                     place.segment.drop(place.slot)

@@ -423,7 +423,9 @@ class SourceIndex:
     def _reset(self) -> None:
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
-        self.index, self.unchecked, self._is_loaded = CardIndex(self._encoder), None, False
+        self.index = CardIndex(self._encoder)
+        self.unchecked = None
+        self._is_loaded = False
         self._cards, self._etag, self._saved = None, "", ("", 0)
         # After a change the disk is not read again: the file may still be there.
         self._changes += 1

@@ -151,5 +151,5 @@ def terms_of(query: ParsedQuery, pools: Sequence[CardPool]) -> Mapping[str, Term
 
 def _counted(text: str) -> Mapping[str, int]:
     written = words(text)
-    said = Counter([word for word in written if word not in COMMON] or written)
-    return dict(islice(said.items(), MAX_WORDS))
+    counts = Counter([word for word in written if word not in COMMON] or written)
+    return dict(islice(counts.items(), MAX_WORDS))

@@ -287,7 +287,8 @@ class Approvals(OwnedRows):
         if wanted.isdecimal() and not wanted.startswith("0") and len(wanted) <= _LONGEST_NUMBER:
             rows = source.read(f"{_READ} and number = ?", (self.owner, int(wanted)))
         else:
-            statement, values = f"{_READ} and id >= ? and id < ?", (self.owner, *id_range(wanted))
+            statement = f"{_READ} and id >= ? and id < ?"
+            values = (self.owner, *id_range(wanted))
             rows = source.read(f"{statement} limit 2", values)
             if len(rows) > 1:  # of several, the one that still waits is meant
                 rows = source.read(f"{statement} and status = 'pending' limit 2", values) or rows
@@ -311,11 +312,15 @@ def _current(approval: Approval, now: int) -> Approval:
 
 
 def _row(stored: Approval | ApprovalRule) -> Sequence[Value]:
-    # The preview is already limited in length and plain text when it is made.
-    return [
-        json_column(value) if name in _JSON else clean(value) if isinstance(value, str) and name != "preview" else value
-        for name, value in to_builtins(stored).items()
-    ]
+    row: list[Value] = []
+    for name, value in to_builtins(stored).items():
+        if name in _JSON:
+            row.append(json_column(value))
+        elif isinstance(value, str) and name != "preview":
+            row.append(clean(value))
+        else:  # the preview is already limited in length and plain text when it is made
+            row.append(value)
+    return row
 
 
 def _read(row: Row, kind: type[_Kind]) -> _Kind:

@@ -122,7 +122,8 @@ class Budget:
                     return Refusal("starter_day", micros, max(rest, 0))
             if not transaction.write(_RESERVE, (micros, tokens, thread.id, thread.lease, micros, tokens)):
                 return _refusal(transaction, thread.id, micros, tokens, lease=thread.lease)
-            id_, place = new_run(now)[0], (thread.id, thread.root_id)
+            id_ = new_run(now)[0]
+            place = (thread.id, thread.root_id)
             transaction.write(_ADD_DAY, (thread.owner, thread.starter, now // DAY_MS, micros))
             _add(
                 transaction,

@@ -72,7 +72,9 @@ class OldThread(Struct, frozen=True):
 
     def lines(self, form: TranscriptForm) -> Iterator[JsonObject]:
         """Yield its events in one of both forms."""
-        kinds, names = ({}, {}) if form == self.form else (_KINDS, _NAMES) if form == "ryeos" else _BACK
+        kinds, names = (_KINDS, _NAMES) if form == "ryeos" else _BACK
+        if form == self.form:
+            kinds, names = {}, {}
         for event in self.events:
             kind = kinds.get(event.kind, event.kind)
             is_call = event.kind in {"tool_call", "tool_result", "tool_call_start", "tool_call_result"}
@@ -123,10 +125,8 @@ def _listed(project: Path, form: TranscriptForm) -> Iterator[OldThread]:
         left -= len(text)
         about = {**as_object(_json(text)), **rows.get(name, {})}
         if about or names.get(name):
-            cost, result = (
-                about.get("cost") or about.get("total_usage_json"),
-                about.get("outputs") or about.get("result"),
-            )
+            cost = about.get("cost") or about.get("total_usage_json")
+            result = about.get("outputs") or about.get("result")
             yield OldThread(
                 id=name,
                 form=form,

@@ -176,7 +176,9 @@ class SqliteTransaction(Transaction):
     _faults = FAULTS
 
     def __init__(self, path: str, line: Line) -> None:
-        self._line, self._execute, self._fault = line, line.execute, partial(fault, path=path)
+        self._line = line
+        self._execute = line.execute
+        self._fault = partial(fault, path=path)
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Value]]) -> None:
         """Add rows to a table, through one prepared statement."""

@@ -406,7 +406,8 @@ def base_interpreter() -> str:
 
 def _required(config: PackageConfig, tool: Tool, default_packages: Sequence[str]) -> tuple[str, ...]:
     """Return the packages of a tool in one spelling, those that are listed in its file among them."""
-    written, listed_in = texts(tool.manifest.config.get("requires")), config.listed_in
+    written = texts(tool.manifest.config.get("requires"))
+    listed_in = config.listed_in
     text = _text_in(tool, listed_in.file) if listed_in else ""
     if not listed_in or listed_in.form != "json":
         lines = (line.partition(" #")[0].strip() for line in text.splitlines())

@@ -174,7 +174,8 @@ def _is_reply(message: Message) -> bool:
 
 def _sent_parts(message: Message, choice: ModelChoice) -> list[_ReplyPart]:
     """Return the reply of a model as it is sent back: no text after a call, and no reasoning at the end."""
-    own, parts = (choice.provider, choice.model), list[_ReplyPart]()
+    own = (choice.provider, choice.model)
+    parts = list[_ReplyPart]()
     for part in message.parts:
         match part:
             case TextPart(text=text) if not text.strip():
@@ -226,7 +227,8 @@ class ModelErrorClass(Struct, frozen=True):
 
 def bind_request(prompt: Prompt, conversation: Conversation, chain: Chain) -> Plan:
     """Return the plan of a request to a model. It shows the hash of the conversation, and names instead of secrets."""
-    choice, (data, digest) = conversation.choice, conversation.request(prompt)
+    choice = conversation.choice
+    data, digest = conversation.request(prompt)
     spec = HttpSpec(
         method="POST",
         url=choice.url,

@@ -1,4 +1,4 @@
-"""One task owns one conversation; handshake in either era; why a server failed, and which grant would help."""
+"""A connection to a server: one task owns it from the handshake, of either era, until it ends or fails."""
 
 from __future__ import annotations
 
@@ -118,7 +118,9 @@ async def _initialize(channel: RequestChannel, server: ServerConfig) -> ServerIn
     if result.protocol_version not in HANDSHAKE_PROTOCOL_VERSIONS:
         raise UnsupportedVersion(f"Unsupported protocol version from the server: {result.protocol_version}")
     await channel.notify("notifications/initialized", {MCP_PROTOCOL_VERSION_HEADER: result.protocol_version})
-    version, info, capabilities = result.protocol_version, _dumped(result.server_info), _dumped(result.capabilities)
+    version = result.protocol_version
+    info = _dumped(result.server_info)
+    capabilities = _dumped(result.capabilities)
     return ServerInfo("legacy", version, info, capabilities, result.instructions or "")
 
 

@@ -1,4 +1,4 @@
-"""`McpDriver`: a request to its end, everything that a server offers, proposals, logins.
+"""`McpDriver`: carries out one request to a server, lists all that a server offers, completes values, logs in.
 
 A request has rounds of questions, may continue as a task, and its answer has a meaning for the caller.
 """
@@ -120,7 +120,8 @@ class TaskPoller:
                 raise CallFailed(Outcome("cancelled", message=message, suggestion=fix, details=details))
             case _:
                 error = as_object(self._task.get("error"))
-                code, message = error.get("code"), as_text(error.get("message")) or said or "The server gave no reason."
+                code = error.get("code")
+                message = as_text(error.get("message")) or said or "The server gave no reason."
                 fault = MCPError(code if isinstance(code, int) else _INTERNAL, message, error.get("data"))
                 outcome = refused(self._name, fault)
                 raise CallFailed(replace(outcome, details={**outcome.details, "task": "failed"}))
@@ -270,7 +271,8 @@ def outcome_of(wanted: ServerRequest, answer: JsonObject, outputs: JsonObject) -
     try:
         compact(answer).encode()
     except UnicodeEncodeError:  # halves of characters, which no text can hold
-        answer, details = as_object(json.loads(_shown(answer))), {"replaced_characters": True}
+        answer = as_object(json.loads(_shown(answer)))
+        details = {"replaced_characters": True}
     except (ValueError, RecursionError):
         return failed("The answer holds numbers that JSON has not, or is nested too deeply.")
     match wanted.method:
@@ -658,7 +660,8 @@ class McpDriver(Driver):
         `context` are the arguments that are known already. A server that proposes nothing, or not in time, gives an
         empty list.
         """
-        server, config = _server_in(plan, chain.executor, space), chain.tool.manifest.config
+        server = _server_in(plan, chain.executor, space)
+        config = chain.tool.manifest.config
         about: JsonObject = {"type": "ref/prompt", "name": as_text(config.get("mcp_prompt_name"))}
         if uri := as_text(config.get("mcp_resource_uri")):
             about = {"type": "ref/resource", "uri": uri}

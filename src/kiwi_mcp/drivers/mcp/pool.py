@@ -1,4 +1,4 @@
-"""Connections shared and ended when idle; circuit breaker."""
+"""Connections that calls share and that end when idle, and the circuit breaker of a server that fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Request numbers, envelope and headers, filter and rate limit on what comes in."""
+"""JSON-RPC with a server: requests by number, their envelope, and a filter and rate limit for what comes in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Server configuration, OAuth configuration, plan of one request."""
+"""The configuration of a server and of its OAuth login, and the plan of one request to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipes, streamable HTTP, SSE, WebSocket; lines to messages."""
+"""Transports to a server: pipes, streamable HTTP, SSE and WebSocket; each turns its data into messages."""
 
 from __future__ import annotations
 

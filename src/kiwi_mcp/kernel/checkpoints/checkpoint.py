@@ -1,4 +1,4 @@
-"""Whether a run gets one; begin, finish, prune."""
+"""The checkpoint of a run: whether it gets one, and how one is begun and sealed."""
 
 from __future__ import annotations
 

@@ -372,7 +372,8 @@ def differences(listed: Sequence[FileChange], contents: Mapping[str, bytes]) -> 
     """Return one text that shows every change, cut where it is long."""
     text = ""
     for place, change in enumerate(listed):
-        path, sides = shown(change.path), (change.before, change.after)
+        path = shown(change.path)
+        sides = (change.before, change.after)
         before, after = (path if entry else "/dev/null" for entry in sides)
         sizes = " → ".join("nothing" if entry is None else f"{entry.size:,} bytes" for entry in sides)
         old, new = (_lines(entry, contents) for entry in sides)

@@ -1,4 +1,4 @@
-"""Private ref in the project's repository, else a private bare repository; what is never saved."""
+"""Where checkpoints are: a private ref in the project's repository, else a private bare repository."""
 
 from __future__ import annotations
 

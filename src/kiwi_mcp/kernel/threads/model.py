@@ -171,7 +171,8 @@ async def _append(
 
 async def _reserve(work: ThreadWork, prompt: Callable[[int], Prompt], size: int) -> tuple[Prompt, Reservation]:
     """Return a prompt of at most `size` tokens with its worst cost reserved; its output is shortened to what fits."""
-    choice, day_limits = work.choice, owner_policy(work.services.user).day_limits
+    choice = work.choice
+    day_limits = owner_policy(work.services.user).day_limits
     output = choice.default_max_tokens
     while True:
         # A price that is not known was confirmed by the owner before; what is replayed costs nothing.

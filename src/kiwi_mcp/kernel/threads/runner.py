@@ -115,7 +115,8 @@ class ThreadRunner:
             NewEvent("created", {"item": thread.item, "inputs": thread.inputs, "starter": thread.starter}),
             NewEvent("prompt", to_builtins(first)),
         ]
-        question, items = None, unsigned_items(context.catalog.resolve(thread.item), self._services.provenance)
+        question = None
+        items = unsigned_items(context.catalog.resolve(thread.item), self._services.provenance)
         if items and not await self.stores.was_started(thread):
             question = new_question(thread, START, "start", start_message(thread, first, items), CHOICE)
             thread = replace(thread, status="waiting", waits_for="start", lease_owner="")

@@ -157,7 +157,8 @@ def new_thread(request: StartRequest, context: Context) -> tuple[Thread, PromptS
     tool, manifest = chain.tool, chain.tool.manifest
     if manifest.config.get("steps"):
         return _new_composite(request, chain, context)
-    inputs, load = typed_inputs(manifest.parameters, request.inputs), loader(chain.references)
+    inputs = typed_inputs(manifest.parameters, request.inputs)
+    load = loader(chain.references)
     if chain.traits[0].result_kind == "instructions" and manifest.executor:
         program = directive_program(text_item(tool), inputs, load)
     elif as_text(manifest.config.get("directive")):
@@ -268,7 +269,8 @@ def _new_composite(request: StartRequest, chain: Chain, context: Context) -> tup
 
 def code_thread(request: StartRequest, program: CodeProgram, context: Context) -> tuple[Thread, PromptStart]:
     """Return the thread of a program: its calls have the rights of the caller, for the items of the program only."""
-    parent, items = request.parent, Rules(tuple(program.targets.values()))
+    parent = request.parent
+    items = Rules(tuple(program.targets.values()))
     own = Grant(items, read=LEFT_TO_OTHERS, write=LEFT_TO_OTHERS, name="the items of the program")
     rights: JsonObject = {
         "grants": to_builtins((*context.caller.grants, own)),
@@ -277,7 +279,8 @@ def code_thread(request: StartRequest, program: CodeProgram, context: Context) -
     most = _CODE_LIMITS.tool_calls
     left = parent.limits.tool_calls - parent.usage.tool_calls if parent else most
     limits = within_parent(replace(_CODE_LIMITS, tool_calls=min(most, left)), request)
-    item, digest = context.catalog.resolve(CODE).tool.identity, sha256(program.code.encode()).hexdigest()
+    item = context.catalog.resolve(CODE).tool.identity
+    digest = sha256(program.code.encode()).hexdigest()
     thread = _thread(request, context, item, CODE, digest, limits, rights, {"run": program.run})
     return thread, PromptStart(program.stubs, program.code, (), program.targets, "", "", is_program=True)
 

@@ -76,124 +76,6 @@ _UNINDENTED = re.compile(r"^( *)[^\s#-][^\n]*:[ \t]*\n\1- ", re.MULTILINE)
 """A list that begins in the column of its key."""
 
 
-def new_item(item_id: str | None, words: JsonObject, item_type: str, sheets: TypeSpecs) -> tuple[str, ItemDraft]:
-    """Return the name and the draft of an item to create."""
-    manifest = _manifest_of(words)
-    files = contents(_mapping("files", words.get("files")))
-    given = as_text(manifest.get("tool_id")) or item_id or as_text(manifest.get("name"))
-    tool_id = given or _name_inside(words, files, sheets)
-    if item_id and tool_id != item_id:
-        raise InvalidRequest(
-            f"item_id is {item_id!r} and tool_id is {tool_id!r}.", suggestion="Send one name, or the same name twice."
-        )
-    category = as_text(words.get("category"))
-    # A name that no item can have is reported with all other issues; until then its draft needs a place.
-    stem = tool_id if is_tool_id(tool_id) else _UNNAMED
-    if "content" in words:
-        return tool_id, _single_file(stem, words, item_type, category, sheets)
-    spec = next((one for one in sheets.by_type.values() if one.format and one.format.file in files), None)
-    if spec and spec.format:
-        if not is_tool_id(tool_id):  # its folder is its name
-            raise InvalidManifest(tool_id[:140], [bad_name(tool_id)])
-        return tool_id, ItemDraft(place_for(kind=spec.folder, category=category, name=stem), spec.format.file, files)
-    name = MANIFEST_NAME
-    if name not in files:
-        named = {"tool_id": tool_id, **manifest, **({"category": category} if category else {})}
-        if not files:
-            stem = name = f"{stem}.yaml"
-        # The only file is the entrypoint, if the type has one and the manifest names none.
-        spec, config = sheets.get(sheets.canonical(as_text(named.get("tool_type")))[0]), as_object(named.get("config"))
-        if len(files) == 1 and spec and "entrypoint" in spec.words and "entrypoint" not in {*named, *config}:
-            named["config"] = {**config, "entrypoint": next(iter(files))}
-        files = {name: dump_manifest(named), **files}
-    return tool_id, ItemDraft(place_for(kind=TOOLS.name, category=category, name=stem), name, files)
-
-
-def _manifest_of(words: JsonObject) -> dict[str, Json]:
-    beside = {name: value for name, value in words.items() if name not in CONTROL_WORDS and value is not None}
-    manifest = {**beside, **_mapping("manifest", words.get("manifest"))}
-    refuse_oversized(manifest)
-    return manifest
-
-
-def _name_inside(words: JsonObject, files: Mapping[str, bytes], sheets: TypeSpecs) -> str:
-    """Return the name that a text sent whole gives itself or, where it does not, has from its file."""
-    text = as_text(words.get("content")) or files.get(MANIFEST_NAME, b"").decode("utf-8", errors="replace")
-    name = as_text(words.get("filename")) or MANIFEST_NAME
-    written = read_manifest(Path(name), text, sheets=sheets) if text else None
-    said = as_text(written.value.get("tool_id")) if written else ""
-    return said or ("" if name == MANIFEST_NAME else PurePosixPath(name).stem)
-
-
-def _mapping(word: str, value: Json) -> JsonObject:
-    if value is not None and not isinstance(value, Mapping):
-        raise InvalidManifest("The request", [Issue(word, "is not an object", f'Send `"{word}": {{…}}`.')])
-    return as_object(value)
-
-
-def _single_file(tool_id: str, words: JsonObject, item_type: str, category: str, sheets: TypeSpecs) -> ItemDraft:
-    """Return the draft of an item that was sent as one complete text."""
-    text = as_text(words.get("content"))
-    named = [sheets.get(word) for word in (item_type, as_text(words.get("tool_type")))]
-    spec = next((one for one in named if one and one.format), None)
-    name = as_text(words.get("filename")) or f"{tool_id}{spec.format.suffix if spec and spec.format else '.yaml'}"
-    if "/" in name:
-        issue = Issue("filename", f"{name!r} is a path", "Send a bare file name; `category` says the folder.")
-        raise InvalidManifest("The request", [issue])
-    found = sheets.written_as(Path(name), text)
-    spec = spec or (found[0] if found else sheets.with_suffix(PurePosixPath(name).suffix))
-    place = place_for(kind=spec.folder if spec else TOOLS.name, category=category, name=name)
-    return ItemDraft(place, name, contents({name: text}))
-
-
-def changed_item(tool: Tool, words: JsonObject, base_relative: str) -> ItemDraft:
-    """Return the draft of an item after an update: what is not named stays as it is."""
-    name = tool.origin.path.name
-    files = {file.path: load_bytes(tool, file) for file in tool.files}
-    executables = frozenset(file.path for file in tool.files if file.is_executable)
-    sent = _mapping("files", words.get("files"))
-    removed = {path for path, value in sent.items() if value is None}
-    changes = _manifest_of(words)
-    own = tool.origin.path.read_bytes() if "content" not in words else contents({name: words["content"]})[name]
-    # A signature holds for nothing that was changed.
-    _signature, body = split(own.decode(errors="surrogateescape"), signature_form(tool.origin.path))
-    own = body.encode(errors="surrogateescape")
-    if changes and "content" not in words:
-        own = _edited(own.decode(), tool.origin.path.suffix, changes)
-    if not tool.origin.is_folder:
-        if sent:
-            fix = "Create a folder item with these files."
-            raise InvalidManifest(tool.id, [Issue("files", "cannot be added to an item that is one file", fix)])
-        return ItemDraft(base_relative, name, {name: own}, executables)
-    # Code that tools share is among the files of those that import it, and stays where it is.
-    own_files = {path: data for path, data in files.items() if (tool.origin.root / path).exists()}
-    kept = {path: data for path, data in own_files.items() if path not in removed and path != name}
-    added = contents({path: value for path, value in sent.items() if value is not None})
-    return ItemDraft(base_relative, name, {name: own, **kept, **added}, executables)
-
-
-def _edited(body: str, suffix: str, changes: JsonObject) -> bytes:
-    """Return a YAML manifest with words changed and its comments kept."""
-    if suffix not in {".yaml", ".yml"}:
-        issue = Issue("manifest", f"is inside a {suffix} file", "Send the whole new text as `content`.")
-        raise InvalidManifest("The item", [issue])
-    editor = YAML()
-    editor.preserve_quotes = True
-    editor.width = 4_096
-    offset = 0 if _UNINDENTED.search(body) else 2
-    editor.indent(mapping=2, sequence=2 + offset, offset=offset)
-    try:
-        document = editor.load(body)
-    except YAMLError as error:
-        issue = Issue("", f"the present text cannot be edited: {error}", "Send the whole new text as `content`.")
-        raise InvalidManifest("The item", [issue]) from error
-    for word, value in changes.items():
-        document[word] = value
-    out = StringIO()
-    editor.dump(document, out)
-    return out.getvalue().encode()
-
-
 class Author(Struct, frozen=True):
     """Who changes items of a project or of the user; each change happens whole or not at all.
 
@@ -261,7 +143,8 @@ async def create(request: CreateRequest, context: VerbContext) -> ItemChangeResp
 
 async def create_item(request: CreateRequest, author: Author) -> ItemChangeResponse:
     """Create an item, or an api tool for each operation of an OpenAPI document: all of them, or none."""
-    words, space = request.parameters, author.catalog.space
+    words = request.parameters
+    space = author.catalog.space
     location: Where = _where(words) or "project"
     if location == "project":
         refuse_nowhere(space)
@@ -391,6 +274,125 @@ def delete_item(request: DeleteRequest, author: Author) -> DeleteResponse:
             raise
     _note_servers(author, tool.manifest.tool_type)
     return replace(response, status="deleted", message=f"{tool.id} was moved to the trash", trash_path=str(trash))
+
+
+def new_item(item_id: str | None, words: JsonObject, item_type: str, sheets: TypeSpecs) -> tuple[str, ItemDraft]:
+    """Return the name and the draft of an item to create."""
+    manifest = _manifest_of(words)
+    files = contents(_mapping("files", words.get("files")))
+    given = as_text(manifest.get("tool_id")) or item_id or as_text(manifest.get("name"))
+    tool_id = given or _name_inside(words, files, sheets)
+    if item_id and tool_id != item_id:
+        raise InvalidRequest(
+            f"item_id is {item_id!r} and tool_id is {tool_id!r}.", suggestion="Send one name, or the same name twice."
+        )
+    category = as_text(words.get("category"))
+    # A name that no item can have is reported with all other issues; until then its draft needs a place.
+    stem = tool_id if is_tool_id(tool_id) else _UNNAMED
+    if "content" in words:
+        return tool_id, _single_file(stem, words, item_type, category, sheets)
+    spec = next((one for one in sheets.by_type.values() if one.format and one.format.file in files), None)
+    if spec and spec.format:
+        if not is_tool_id(tool_id):  # its folder is its name
+            raise InvalidManifest(tool_id[:140], [bad_name(tool_id)])
+        return tool_id, ItemDraft(place_for(kind=spec.folder, category=category, name=stem), spec.format.file, files)
+    name = MANIFEST_NAME
+    if name not in files:
+        named = {"tool_id": tool_id, **manifest, **({"category": category} if category else {})}
+        if not files:
+            stem = name = f"{stem}.yaml"
+        # The only file is the entrypoint, if the type has one and the manifest names none.
+        spec = sheets.get(sheets.canonical(as_text(named.get("tool_type")))[0])
+        config = as_object(named.get("config"))
+        if len(files) == 1 and spec and "entrypoint" in spec.words and "entrypoint" not in {*named, *config}:
+            named["config"] = {**config, "entrypoint": next(iter(files))}
+        files = {name: dump_manifest(named), **files}
+    return tool_id, ItemDraft(place_for(kind=TOOLS.name, category=category, name=stem), name, files)
+
+
+def _manifest_of(words: JsonObject) -> dict[str, Json]:
+    beside = {name: value for name, value in words.items() if name not in CONTROL_WORDS and value is not None}
+    manifest = {**beside, **_mapping("manifest", words.get("manifest"))}
+    refuse_oversized(manifest)
+    return manifest
+
+
+def _name_inside(words: JsonObject, files: Mapping[str, bytes], sheets: TypeSpecs) -> str:
+    """Return the name that a text sent whole gives itself or, where it does not, has from its file."""
+    text = as_text(words.get("content")) or files.get(MANIFEST_NAME, b"").decode("utf-8", errors="replace")
+    name = as_text(words.get("filename")) or MANIFEST_NAME
+    written = read_manifest(Path(name), text, sheets=sheets) if text else None
+    said = as_text(written.value.get("tool_id")) if written else ""
+    return said or ("" if name == MANIFEST_NAME else PurePosixPath(name).stem)
+
+
+def _mapping(word: str, value: Json) -> JsonObject:
+    if value is not None and not isinstance(value, Mapping):
+        raise InvalidManifest("The request", [Issue(word, "is not an object", f'Send `"{word}": {{…}}`.')])
+    return as_object(value)
+
+
+def _single_file(tool_id: str, words: JsonObject, item_type: str, category: str, sheets: TypeSpecs) -> ItemDraft:
+    """Return the draft of an item that was sent as one complete text."""
+    text = as_text(words.get("content"))
+    named = [sheets.get(word) for word in (item_type, as_text(words.get("tool_type")))]
+    spec = next((one for one in named if one and one.format), None)
+    name = as_text(words.get("filename")) or f"{tool_id}{spec.format.suffix if spec and spec.format else '.yaml'}"
+    if "/" in name:
+        issue = Issue("filename", f"{name!r} is a path", "Send a bare file name; `category` says the folder.")
+        raise InvalidManifest("The request", [issue])
+    found = sheets.written_as(Path(name), text)
+    spec = spec or (found[0] if found else sheets.with_suffix(PurePosixPath(name).suffix))
+    place = place_for(kind=spec.folder if spec else TOOLS.name, category=category, name=name)
+    return ItemDraft(place, name, contents({name: text}))
+
+
+def changed_item(tool: Tool, words: JsonObject, base_relative: str) -> ItemDraft:
+    """Return the draft of an item after an update: what is not named stays as it is."""
+    name = tool.origin.path.name
+    files = {file.path: load_bytes(tool, file) for file in tool.files}
+    executables = frozenset(file.path for file in tool.files if file.is_executable)
+    sent = _mapping("files", words.get("files"))
+    removed = {path for path, value in sent.items() if value is None}
+    changes = _manifest_of(words)
+    own = tool.origin.path.read_bytes() if "content" not in words else contents({name: words["content"]})[name]
+    # A signature holds for nothing that was changed.
+    _signature, body = split(own.decode(errors="surrogateescape"), signature_form(tool.origin.path))
+    own = body.encode(errors="surrogateescape")
+    if changes and "content" not in words:
+        own = _edited(own.decode(), tool.origin.path.suffix, changes)
+    if not tool.origin.is_folder:
+        if sent:
+            fix = "Create a folder item with these files."
+            raise InvalidManifest(tool.id, [Issue("files", "cannot be added to an item that is one file", fix)])
+        return ItemDraft(base_relative, name, {name: own}, executables)
+    # Code that tools share is among the files of those that import it, and stays where it is.
+    own_files = {path: data for path, data in files.items() if (tool.origin.root / path).exists()}
+    kept = {path: data for path, data in own_files.items() if path not in removed and path != name}
+    added = contents({path: value for path, value in sent.items() if value is not None})
+    return ItemDraft(base_relative, name, {name: own, **kept, **added}, executables)
+
+
+def _edited(body: str, suffix: str, changes: JsonObject) -> bytes:
+    """Return a YAML manifest with words changed and its comments kept."""
+    if suffix not in {".yaml", ".yml"}:
+        issue = Issue("manifest", f"is inside a {suffix} file", "Send the whole new text as `content`.")
+        raise InvalidManifest("The item", [issue])
+    editor = YAML()
+    editor.preserve_quotes = True
+    editor.width = 4_096
+    offset = 0 if _UNINDENTED.search(body) else 2
+    editor.indent(mapping=2, sequence=2 + offset, offset=offset)
+    try:
+        document = editor.load(body)
+    except YAMLError as error:
+        issue = Issue("", f"the present text cannot be edited: {error}", "Send the whole new text as `content`.")
+        raise InvalidManifest("The item", [issue]) from error
+    for word, value in changes.items():
+        document[word] = value
+    out = StringIO()
+    editor.dump(document, out)
+    return out.getvalue().encode()
 
 
 async def _checked(author: Author, draft: ItemDraft, source: Source, tool_id: str, progress: Progress) -> Verdict:

@@ -1,4 +1,4 @@
-"""Load (definition, output page, copy)."""
+"""load: show the definition of an item or a page of an output, or copy an item elsewhere."""
 
 from __future__ import annotations
 

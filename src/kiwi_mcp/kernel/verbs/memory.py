@@ -294,7 +294,11 @@ async def migrate_memory(request: MemoryMigrateRequest, context: VerbContext) ->
         raise Unavailable(f"{error.filename} cannot be moved: {error.strerror}.", suggestion=fix) from error
     count, kept = sum(step.what == "move" for step in steps), sum(step.what == "keep" for step in steps)
     target = context.services.user if request.undo else memory.root
-    can_act = bool(count) and not request.apply
+    following = "Nothing more to do."
+    if count and not request.apply:
+        following = "Nothing was changed. Do it with `--apply`."
+    elif count and not request.undo:
+        following = "`kiwi memory migrate --undo --apply` moves them back."
     return MemoryMigrateResponse(
         status="migrated" if request.apply else "planned",
         message=f"{count} file{'s' * (count != 1)} {'' if request.apply else 'would be '}moved to {target}"
@@ -302,11 +306,7 @@ async def migrate_memory(request: MemoryMigrateRequest, context: VerbContext) ->
         path=str(target),
         files=[to_builtins(step) for step in sorted(steps, key=lambda step: step.what)[:_MOST_SHOWN]],
         left_off=max(len(steps) - _MOST_SHOWN, 0),
-        next="Nothing was changed. Do it with `--apply`."
-        if can_act
-        else "`kiwi memory migrate --undo --apply` moves them back."
-        if count and not request.undo
-        else "Nothing more to do.",
+        next=following,
     )
 
 

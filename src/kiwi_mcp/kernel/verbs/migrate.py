@@ -147,7 +147,8 @@ class MigrationStep(Struct, frozen=True):
 
     def as_item(self, base: Path) -> MigratedItem:
         """Return the step as surfaces show it."""
-        draft, is_new = self.draft, self.what == "convert"
+        draft = self.draft
+        is_new = self.what == "convert"
         return filled(
             MigratedItem,
             self,
@@ -272,7 +273,8 @@ class FolderMigration:
                 suggestion="Name a folder of your own: a project, its `.ai`, or a folder of tools.",
             ) from error
         self._old, self._roots = open_folder(folder, space)
-        user, location = os.path.realpath(space.user), request.location
+        user = os.path.realpath(space.user)
+        location = request.location
         is_user = location == "user" or (location is None and str(self._old) == user)
         # A project in the user's own folder has but one space, which is called the project's.
         is_user = is_user and user != os.path.realpath(space.project_ai)
@@ -479,7 +481,8 @@ class FolderMigration:
 
     def response(self, steps: Sequence[MigrationStep]) -> MigrateResponse:
         """Return what happened or would happen to each item."""
-        is_done, order = self._request.apply, list(_OUTCOMES)
+        is_done = self._request.apply
+        order = list(_OUTCOMES)
         ordered = sorted(steps, key=lambda step: (order.index(step.what), str(step.path)))
         found = Counter(step.what for step in ordered)
         counts: Mapping[What, int] = {what: found[what] for what in order if found[what]}
@@ -533,8 +536,9 @@ def open_folder(folder: Path, space: Space) -> tuple[Path, Sequence[tuple[Path, 
         is_named = path.name == ".ai" or str(path) == os.path.realpath(space.user)
         return is_named or any((path / kind).is_dir() for kind, home in kinds.items() if home.type)
 
-    whole = inner if inner.is_dir() and not inner.is_symlink() else folder if is_space(folder) else None
-    if whole:
+    has_inner = inner.is_dir() and not inner.is_symlink()
+    if has_inner or is_space(folder):
+        whole = inner if has_inner else folder
         return whole, [(whole / kind, kind) for kind in kinds]
     for above in (folder, *folder.parents):
         if above.name in kinds and (above == folder or is_space(above.parent)):

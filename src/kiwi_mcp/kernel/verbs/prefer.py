@@ -183,8 +183,11 @@ def _change_view(response: PreferChangeResponse) -> Iterator[ViewItem]:
 @verb("add", group="prefer", access=OWNER, shows=_change_view)
 def add_preferred(request: PreferAddRequest, context: VerbContext) -> PreferChangeResponse:
     """Show something to every client without a search."""
-    word, called, section = _checked(request.name), request.called, _SECTIONS[request.kind]
-    user, offering = context.services.user, context.services.catalogs.offering(request.project_path)
+    word = _checked(request.name)
+    called = request.called
+    section = _SECTIONS[request.kind]
+    user = context.services.user
+    offering = context.services.catalogs.offering(request.project_path)
     before = offering.now()
     value: Json = {"as": called} if called else True
     if issues := [*wish_issues(section, word, value)]:
@@ -222,8 +225,10 @@ class PreferRemoveRequest(ProjectRequest, frozen=True, kw_only=True):
 @verb("remove", group="prefer", access=OWNER, shows=_change_view)
 def remove_preferred(request: PreferRemoveRequest, context: VerbContext) -> PreferChangeResponse:
     """Show something only to clients that search for it."""
-    word, section = _checked(request.name), _SECTIONS[request.kind]
-    user, offering = context.services.user, context.services.catalogs.offering(request.project_path)
+    word = _checked(request.name)
+    section = _SECTIONS[request.kind]
+    user = context.services.user
+    offering = context.services.catalogs.offering(request.project_path)
     before = offering.now()
     _take_out(user, section, word, before)
     after = offering.now()

@@ -1,4 +1,4 @@
-"""Run, and `--dry-run`."""
+"""run: execute an item or a program of code mode, or only show the plan with `--dry-run`."""
 
 from __future__ import annotations
 
@@ -222,7 +222,8 @@ async def _as_thread(request: RunRequest, context: VerbContext) -> Answer:
     started = await context.services.dispatch("thread", {**payload, **project, "wait": request.wait}, context.caller)
     if started.error is not None:
         raise started.error
-    content, known = started.content, {name: started.content[name] for name in _OF_THREAD if name in started.content}
+    content = started.content
+    known = {name: started.content[name] for name in _OF_THREAD if name in started.content}
     response: JsonObject = {"tool_id": request.item_id, "action": "run", **known}
     if content["status"] in _UNFINISHED:
         return Answer(response, exit_code=started.exit_code)
@@ -260,7 +261,9 @@ def _planned_steps(planned: Run, context: Context) -> list[Json]:
     """Return the steps of a composite, each with its own plan if its parameters are known before it runs."""
     found: list[Json] = []
     for step in map(as_object, as_list(planned.plan.facts["steps"])):
-        identity, known, plan = as_text(step.get("identity")), step.get("inputs"), dict[str, Json]()
+        identity = as_text(step.get("identity"))
+        known = step.get("inputs")
+        plan = dict[str, Json]()
         call = Call(identity, planned.call.space, as_object(known))
         try:
             if identity and known is None:  # the item is judged without parameters

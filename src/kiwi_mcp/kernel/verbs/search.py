@@ -344,7 +344,8 @@ def _find(
     faults = [one.source.fault for one in sources if one.source.fault]
     if len(sources) == len(faults) == 1:  # the only source that was asked for has no items to show
         raise faults[0].with_traceback(None)
-    permission, wanted = ItemVisibility(catalog, rights), filter_of(request)
+    permission = ItemVisibility(catalog, rights)
+    wanted = filter_of(request)
     is_type_of_server = cache(catalog.sheets.is_server)
 
     def is_server(card: Card) -> bool:

@@ -303,7 +303,9 @@ def _changed(
 ) -> SecretChangeResponse:
     """Return a change of a secret, with what the owner should know of the secret as it is now."""
     name = stored.name
-    hosts, form, found = stored.bound.hosts, stored.bound.form, list(warnings)
+    hosts = stored.bound.hosts
+    form = stored.bound.form
+    found = list(warnings)
     if stored.is_weak:
         found.append("its value is too short or too common to be taken out of what tools say")
     if form == "env" and hosts:
@@ -329,8 +331,10 @@ def _scope(request: SecretsSetRequest, before: StoredSecret | None) -> SecretSco
     if issues:
         listed = "; ".join(f"{issue.place} {issue.reason}" for issue in issues)
         raise InvalidRequest(f"{listed}.", suggestion=issues[0].fix, issues=[issue.to_json() for issue in issues])
-    hosts = wanted if wanted is not None else before.bound.hosts if before else ()
-    return SecretScope(hosts, request.form or (before.bound.form if before else "header" if hosts else "env"))
+    if before:
+        hosts = before.bound.hosts if wanted is None else wanted
+        return SecretScope(hosts, request.form or before.bound.form)
+    return SecretScope(wanted or (), request.form or ("header" if wanted else "env"))
 
 
 def _reach(stored: StoredSecret) -> str:

@@ -238,7 +238,8 @@ async def _recorded(thread: Thread, context: VerbContext, after: int = 0) -> Cas
     wanted = ThreadFilter(parent_id=thread.id, limit=MAX_THREADS)
     children = await stores.do(partial(stores.threads.list, wanted))
     questions = await stores.do(partial(stores.questions.of_thread, thread.id))
-    start, before = rebuild(events).start, events[:after]
+    start = rebuild(events).start
+    before = events[:after]
     spawned, asked = ({event.body.get(word) for event in before} for word in ("thread_id", "question_id"))
     return Cassette(
         format=1,

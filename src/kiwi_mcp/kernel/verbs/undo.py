@@ -289,7 +289,8 @@ class _Undoing(Struct, frozen=True):
         """Put every path back, with a checkpoint of its own, and record it as a run."""
         wanted = self.wanted
         contents = await self.source.read(side(wanted, "after").values())
-        started, before = time.time_ns() // 1_000_000, side(wanted, "before")
+        started = time.time_ns() // 1_000_000
+        before = side(wanted, "before")
         saved = await self.store.keep(before)
         if saved != before:
             raise Conflict("The files are being changed at this moment.", suggestion="Undo when nothing else writes.")

@@ -332,7 +332,8 @@ class _Question:
         space, provenance = call.space, context.services.provenance
         self._call, self._chain, self._context = call, chain, context
         self._process = chain.process
-        self._changes, self._holding = lock_changes(chain, call), provenance.held(self._process or chain)
+        self._changes = lock_changes(chain, call)
+        self._holding = provenance.held(self._process or chain)
         # What a tool says itself, and what the links below it put into a process.
         below = [link.manifest.config if chain.server else link.manifest.config.get("env") for link in chain.links[1:]]
         named = [f"${{{text_of(name)}}}" for name in as_list(chain.tool.manifest.config.get("variables"))]
@@ -669,7 +670,8 @@ def _relaxed(request: RelaxRequest, catalog: Catalog, store: Store, origins: Pro
 
 
 def _relax_warnings(chain: Chain, level: Level) -> list[str]:
-    tool, is_outside = chain.tool, level in {"trusted", "standard"}
+    tool = chain.tool
+    is_outside = level in {"trusted", "standard"}
     warnings = [f"under {level} it sees and reaches what you do"] if is_outside else []
     if is_outside and (chain.server or tool.manifest.mutates_state or chain.needs.write):
         named = f"'mcp/{tool.id}/*'" if chain.server else tool.id
@@ -724,7 +726,9 @@ async def unrelax_tool(request: UnrelaxRequest, context: VerbContext) -> Unrelax
 
 
 def _undone(item: str, store: Store) -> UnrelaxResponse:
-    authors, named, gone = store.authors(), item.partition("@")[0], list[Relaxation]()
+    authors = store.authors()
+    named = item.partition("@")[0]
+    gone = list[Relaxation]()
     for one in authors.relaxations():
         full = one.identity.partition("@")[0]
         if named in {full, full.partition("/")[2], full.rpartition("/")[2]}:

@@ -149,8 +149,8 @@ def _made(user: int) -> int:
     with ExitStack() as ending:
         process = Popen(_UNSHARE, stdin=PIPE, stdout=PIPE, env={})
         ending.callback(abandon, process)
-        assert process.stdin is not None  # asked for above
-        assert process.stdout is not None  # likewise
+        assert process.stdin is not None  # it is a pipe
+        assert process.stdout is not None  # it is a pipe too
         ending.enter_context(process.stdin)
         ending.enter_context(process.stdout)
         process.stdin.write(b"\n")

@@ -406,7 +406,8 @@ def _wrong_latest(database: Database, sight: VisibilityFilter) -> Iterator[Issue
     after = FIRST_ID
     while found := database.read(_TOOLS, (after,)):
         for tool, group in groupby(found, key=lambda row: row[0]):
-            after, rows = str(tool), [*group]
+            after = str(tool)
+            rows = [*group]
             _, namespace, tool_id, visibility, stated = map(str, rows[0][:5])
             ranks = {
                 VersionRank(str(id_), str(key), bool(is_pre), yanked is not None, bool(is_latest)): str(version)

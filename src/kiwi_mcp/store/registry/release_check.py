@@ -1,4 +1,4 @@
-"""The one check of a release; executors first, closures."""
+"""The one check of a release before it is stored, and the order and closures of releases by their executors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns, visibility conditions, row ↔ value, files of a version as rows, which version is the latest."""
+"""Rows of the registry: their columns and visibility, versions and files as rows, and the latest version."""
 
 from __future__ import annotations
 

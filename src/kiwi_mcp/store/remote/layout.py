@@ -283,7 +283,8 @@ def decode(manifest: bytes, read: Read, *, status: StatusNotes | None = None) ->
     statement = _blob(config, "config", read, issues)
     files: list[ReleaseFile] = []
     for layer in layers:
-        path, is_executable = layer.annotations.get(TITLE, ""), layer.annotations.get(EXECUTABLE) == "true"
+        path = layer.annotations.get(TITLE, "")
+        is_executable = layer.annotations.get(EXECUTABLE) == "true"
         files.append(ReleaseFile(path, _blob(layer, path, read, issues), is_executable))
     _refuse(_named(annotations), issues)
     return CheckedRelease(

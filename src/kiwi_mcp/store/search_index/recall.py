@@ -1,4 +1,4 @@
-"""Queries after which items were used."""
+"""Recall in the store: queries after which items were used."""
 
 from __future__ import annotations
 

@@ -105,7 +105,8 @@ def call_parameters(options: JsonObject, kernel: Kernel) -> JsonObject:
 def search(row: CommandRow, options: JsonObject) -> int:
     """Search, show the results, and complete the index meanwhile if a person is there."""
     cli, request = CliSession(options), {**request_of(row, options)}
-    is_waiting, is_shown = bool(options.get("wait")), False
+    is_waiting = bool(options.get("wait"))
+    is_shown = False
     request["query"] = " ".join(map(as_text, as_list(options.get("query"))))
     if (kind := as_text(options.get("item_type"))) not in ("", *_ITEM_TYPES):  # a type of tools
         del request["item_type"]
@@ -275,7 +276,8 @@ def approve(row: CommandRow, options: JsonObject) -> int:
 
 def watch_approvals(_: CommandRow, options: JsonObject) -> int:
     """Show questions as they come, and answer them on a terminal, until Ctrl-C."""
-    cli, can_answer = CliSession(options), prompts.owner_prompt(is_yes=False) is not no_answers
+    cli = CliSession(options)
+    can_answer = prompts.owner_prompt(is_yes=False) is not no_answers
 
     async def work() -> int:
         seen: set[str] = set()

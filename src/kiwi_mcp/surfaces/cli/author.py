@@ -123,10 +123,12 @@ def dev(_: CommandRow, options: JsonObject) -> int:
     work = _develop(CliSession(options), as_text(options["item_id"]), options)
     if not sys.stdin.isatty():
         return session.run(work)
-    before, single_keys = termios.tcgetattr(sys.stdin), termios.tcgetattr(sys.stdin)
+    before = termios.tcgetattr(sys.stdin)
+    single_keys = termios.tcgetattr(sys.stdin)
     # Not by `tty`: that copies the names of `termios` when it is imported, and finds none in the stand-in of that.
     single_keys[3] &= ~(termios.ECHO | termios.ICANON)
-    single_keys[6][termios.VMIN], single_keys[6][termios.VTIME] = 1, 0
+    single_keys[6][termios.VMIN] = 1
+    single_keys[6][termios.VTIME] = 0
     termios.tcsetattr(sys.stdin, termios.TCSAFLUSH, single_keys)
     try:
         return session.run(work)
@@ -145,15 +147,8 @@ async def _develop(cli: CliSession, item: str, options: JsonObject) -> int:
         request: JsonObject = {"action": "run", "item_id": item, **call_parameters(options, kernel)}
         tried: object = None
         while True:
-            if (stamps := _stamps(place)) != tried:
-                tried = stamps
-                checked = await cli.send(kernel, "execute", {"action": "validate", "parameters": {"path": str(place)}})
-                _show(cli, checked, "validate")
-                if not checked.is_error and checked.content.get("valid"):
-                    if _stamps(place) == tried:
-                        kernel.drop_stale_signature(item)
-                        tried = _stamps(place)
-                    _show(cli, await cli.send(kernel, "execute", request), "run")  # like any unsigned file
+            if _stamps(place) != tried:
+                tried = await _try(cli, kernel, item, place, request)
                 talk("waiting for a change (s: sign, r: run again, q: quit)")
             try:
                 key = await asyncio.wait_for(keys.get(), _LOOK)
@@ -165,6 +160,19 @@ async def _develop(cli: CliSession, item: str, options: JsonObject) -> int:
                 _show(cli, await cli.send(kernel, "execute", {"action": "sign", "item_id": item}), "sign")
             if key in {"s", "r"}:
                 tried = None
+
+
+async def _try(cli: CliSession, kernel: Kernel, item: str, place: Path, request: JsonObject) -> object:
+    """Validate an item and, if it is valid, run it like any unsigned file; return the state that was tried."""
+    tried = _stamps(place)
+    checked = await cli.send(kernel, "execute", {"action": "validate", "parameters": {"path": str(place)}})
+    _show(cli, checked, "validate")
+    if not checked.is_error and checked.content.get("valid"):
+        if _stamps(place) == tried:
+            kernel.drop_stale_signature(item)
+            tried = _stamps(place)
+        _show(cli, await cli.send(kernel, "execute", request), "run")
+    return tried
 
 
 def _show(cli: CliSession, answer: Answer, action: str) -> None:

@@ -236,10 +236,13 @@ class LocalPart(NamedTuple):
 
 def _options(**hints: Any) -> type[Request]:
     """Return options that are not sent; those that are not typed are false, empty or null."""
-    fields = []
+    fields: list[tuple[str, Any, Any]] = []
     for name, hint in hints.items():
         kind = get_args(hint)[0]
-        fields.append((name, hint, False if kind is bool else () if get_origin(kind) is tuple else None))
+        if kind is bool:
+            fields.append((name, hint, False))
+        else:
+            fields.append((name, hint, () if get_origin(kind) is tuple else None))
     return cast("type[Request]", defstruct("Options", fields, bases=(Request,), frozen=True))
 
 

@@ -1,4 +1,4 @@
-"""Host and origin check, token to user, `caller_of(context)`."""
+"""Authentication at the gateway: host and origin, the user of a token, and the caller of a request."""
 
 from __future__ import annotations
 

@@ -173,7 +173,8 @@ async def _answer_modern(
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    task, leaving = asyncio.create_task(exchange.answer(work, is_modern=True)), asyncio.create_task(gone())
+    task = asyncio.create_task(exchange.answer(work, is_modern=True))
+    leaving = asyncio.create_task(gone())
     try:
         await reply.keep_alive(task, leaving)
     finally:  # a client that has left wants no answer, and nothing else done

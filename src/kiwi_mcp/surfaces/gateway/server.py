@@ -346,7 +346,9 @@ def serve(
         async with AsyncExitStack() as stack:
             if access is not None:
                 stack.push_async_callback(access.aclose)
-            mcp, kernel, always_sent = None, None, 0
+            mcp = None
+            kernel = None
+            always_sent = 0
             if not listening.is_read_only:
                 kernel = VisitedKernel(listening.project, user=user, is_wide=listening.is_wide)
                 mcp = await stack.enter_async_context(tools(door, kernel))

@@ -79,13 +79,13 @@ class WaitingCalls:
         """Each call with the timer that stops it if no client returns, by its ticket."""
         self._ending: set[asyncio.Task[None]] = set()
 
-    def park(self, errand: RunningCall, binding: str) -> str | None:
+    def park(self, call: RunningCall, binding: str) -> str | None:
         """Let a call wait, and return the state by which its client comes back; None where too many wait already."""
-        own = sum(waiting.principal == errand.principal for waiting, _ in self._places.values())
+        own = sum(waiting.principal == call.principal for waiting, _ in self._places.values())
         if own >= MOST_PARKED or len(self._places) >= _MOST_IN_ALL:
             return None
         ticket = token_hex(16)
-        self._places[ticket] = errand, asyncio.get_running_loop().call_later(self._seconds, self._drop, ticket)
+        self._places[ticket] = call, asyncio.get_running_loop().call_later(self._seconds, self._drop, ticket)
         return self._codec.close(ticket, binding, seconds=self._seconds)
 
     def take(self, state: str, binding: str) -> RunningCall | None:
@@ -93,14 +93,14 @@ class WaitingCalls:
         ticket = self._codec.open(state, binding)
         if ticket is None or ticket not in self._places:
             return None
-        errand, timer = self._places.pop(ticket)
+        call, timer = self._places.pop(ticket)
         timer.cancel()
-        return errand
+        return call
 
     def end_where(self, is_over: Callable[[str], bool]) -> None:
         """Stop the calls of some principals."""
-        for ticket, (errand, timer) in list(self._places.items()):
-            if is_over(errand.principal):
+        for ticket, (call, timer) in list(self._places.items()):
+            if is_over(call.principal):
                 timer.cancel()
                 self._drop(ticket)
 
@@ -186,21 +186,21 @@ class Calls:
                 raise missing_tasks("This tool runs as a task only")
             use = "never"
         if asked.request_state is not None and is_modern(context):
-            errand = self._resumed(context, asked, asked.request_state)
+            call = self._resumed(context, asked, asked.request_state)
         else:
-            errand = self._opened(context)
-            if use in {"always", "required"} and (stored := await self._stored(errand, asked)) is not None:
-                errand.start(work, has_listener=True, answers=asked.answers)
-                return await self._as_task(errand, stored)
+            call = self._opened(context)
+            if use in {"always", "required"} and (stored := await self._stored(call, asked)) is not None:
+                call.start(work, has_listener=True, answers=asked.answers)
+                return await self._as_task(call, stored)
             if use == "required":
                 raise MCPError(types.INTERNAL_ERROR, "It runs as a task only, and none can be kept now. Nothing ran.")
-        async with running_call.listening(context) as (errand.hear, errand.log):
-            if not errand.is_begun:
-                if use == "never" and not errand.capabilities and running_call.is_unhurried.get():
-                    return await errand.run(work)
-                has_listener = errand.hear is not silent or use != "never"
-                errand.start(work, has_listener=has_listener, answers=asked.answers)
-            return await self._followed(context, asked, errand, None if use == "never" else self._task_after())
+        async with running_call.listening(context) as (call.hear, call.log):
+            if not call.is_begun:
+                if use == "never" and not call.capabilities and running_call.is_unhurried.get():
+                    return await call.run(work)
+                has_listener = call.hear is not silent or use != "never"
+                call.start(work, has_listener=has_listener, answers=asked.answers)
+            return await self._followed(context, asked, call, None if use == "never" else self._task_after())
 
     def _opened(self, context: Context) -> RunningCall:
         session = context.session
@@ -216,63 +216,65 @@ class Calls:
 
     def _resumed(self, context: Context, asked: ClientCall, state: str) -> RunningCall:
         """Return the call that a client comes back to, with its answers delivered."""
-        errand = self._parked.take(state, self._binding(context, asked))
-        if errand is None:
+        call = self._parked.take(state, self._binding(context, asked))
+        if call is None:
             raise MCPError(
                 types.INVALID_PARAMS,
                 "The question that this `requestState` belongs to is gone: it was answered already, waited too long, "
                 "was not asked of this call, or Kiwi was started anew. Nothing ran. Call again without it.",
                 {"reason": "invalid_request_state"},
             )
-        errand.deliver(asked.answers)
-        return errand
+        call.deliver(asked.answers)
+        return call
 
-    async def _followed(self, context: Context, asked: ClientCall, errand: RunningCall, limit: float | None) -> Result:
+    async def _followed(self, context: Context, asked: ClientCall, call: RunningCall, limit: float | None) -> Result:
         """Wait until a call has ended, asks something, or has run past the limit and becomes a task."""
         try:
             while True:
                 try:
                     async with asyncio.timeout(limit):
-                        await errand.turn()
+                        await call.turn()
                 except TimeoutError:
                     limit = None  # if no task can be stored, the client continues to wait
-                    if asked.params.get("mode") == "thread":  # its task is a view of the thread, which has to exist
-                        with suppress(TimeoutError):
-                            async with asyncio.timeout(_THREAD_SECONDS):
-                                await errand.turn(or_thread=True)
-                    # It may have ended, or asked, in the same moment.
-                    is_slow = not (errand.is_over or errand.pending)
-                    if is_slow and (stored := await self._stored(errand, asked)) is not None:
-                        return await self._as_task(errand, stored)
+                    if (stored := await self._stored_if_slow(call, asked)) is not None:
+                        return await self._as_task(call, stored)
                     continue
-                if errand.is_over:
-                    return errand.result()
-                if (state := self._parked.park(errand, self._binding(context, asked))) is not None:
-                    errand.hear, errand.log = silent, unheard
-                    requests = {name: running_call.as_request(question) for name, question in errand.pending.items()}
+                if call.is_over:
+                    return call.result()
+                if (state := self._parked.park(call, self._binding(context, asked))) is not None:
+                    call.hear, call.log = silent, unheard
+                    requests = {name: running_call.as_request(question) for name, question in call.pending.items()}
                     return types.InputRequiredResult(input_requests=requests, request_state=state)
-                errand.refuse(
+                call.refuse(
                     f"The tool asks a question, and {MOST_PARKED} calls wait for answers already.",
                     suggestion="Answer those first, or let ten minutes pass.",
                 )
         except asyncio.CancelledError:
-            await errand.end()
+            await call.end()
             raise
 
-    async def _stored(self, errand: RunningCall, asked: ClientCall) -> Task | None:
+    async def _stored_if_slow(self, call: RunningCall, asked: ClientCall) -> Task | None:
+        """Return a task for a call that ran past the limit, unless it ended or asked in the same moment."""
+        if asked.params.get("mode") == "thread":  # its task is a view of the thread, which has to exist
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_THREAD_SECONDS):
+                    await call.turn(or_thread=True)
+        return None if call.is_over or call.pending else await self._stored(call, asked)
+
+    async def _stored(self, call: RunningCall, asked: ClientCall) -> Task | None:
         if self._manager is None:
             return None
         identity = (as_text(asked.params.get("item_id")) if asked.name == "execute" else "") or asked.name
-        return await self._manager.open(errand, asked.method, identity)
+        return await self._manager.open(call, asked.method, identity)
 
-    async def _as_task(self, errand: RunningCall, task: Task) -> Result:
+    async def _as_task(self, call: RunningCall, task: Task) -> Result:
         """Answer with the task that a call has become, and see to its end."""
         assert self._manager is not None  # noqa: S101 - it has stored the task
         self._manager.attend(task)
         try:
             await anyio.lowlevel.checkpoint()  # a cancellation by the client takes effect here
         except asyncio.CancelledError:
-            await errand.end()
+            await call.end()
             raise
         return {"resultType": "task", **task_to_json(task)}
 

@@ -1,4 +1,4 @@
-"""Request context, kernel port, protocol revisions."""
+"""What the handlers share: the context of a request, the kernel as they see it, and the protocol revisions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stage two: the SDK server on that pipe, until the client leaves."""
+"""Stage two of `kiwi serve`: the SDK server on the pipe of stage one, until the client leaves."""
 
 from __future__ import annotations
 
@@ -261,7 +261,8 @@ async def settle(server: McpServer, changes: ToolListWatcher, opening: handshake
     """
     root = usable_config(user_space()).memory_root
     preferences = f"{root}/preferences.yaml" if root else handshake.PREFERENCES
-    made_under, path = handshake.stamp(preferences), Path(handshake.path_of(project))
+    made_under = handshake.stamp(preferences)
+    path = Path(handshake.path_of(project))
     tools = await tool_lists(server)
     if made_under is None and tools == handshake.load_prepared()["tools"]:
         with suppress(OSError):

@@ -75,8 +75,8 @@ _READ_SECONDS, _MOST_READ = 1.0, 8
 class RunningTask:
     """A task that this process runs: its call, and its reported state."""
 
-    def __init__(self, task: Task, errand: RunningCall) -> None:
-        self.errand = errand
+    def __init__(self, task: Task, call: RunningCall) -> None:
+        self.call = call
         self.id = task.id
         self.is_stored = bool(task.owner)
         """Whether it has a row of its own; one that runs a thread has none."""
@@ -87,17 +87,17 @@ class RunningTask:
         if self._task.is_over:
             return self._task
         asked: dict[str, Json] = {
-            key: {"method": question.method, "params": question.params} for key, question in self.errand.pending.items()
+            key: {"method": question.method, "params": question.params} for key, question in self.call.pending.items()
         }
         status: TaskStatus = "input_required" if asked else "working"
-        now = replace(self._task, status=status, message=self.errand.latest, detail=asked)
+        now = replace(self._task, status=status, message=self.call.latest, detail=asked)
         if now != self._task:
             self._task = replace(now, updated_at=milliseconds())
         return replace(self._task, expires_at=milliseconds() + KEPT_MS)
 
     def end(self, *, is_shutdown: bool) -> Task:
         """Return the task with the outcome of its work, which is over."""
-        work = self.errand.work
+        work = self.call.work
         status: TaskStatus = "failed"
         if work.cancelled() and is_shutdown:
             message = "Kiwi was ended while it ran, and stopped it."
@@ -140,15 +140,15 @@ class TaskManager:
         self._failures = 0
         """How often in a row the store failed: the longer it fails, the less often it is asked."""
 
-    async def open(self, errand: RunningCall, method: str, identity: str) -> Task | None:
+    async def open(self, call: RunningCall, method: str, identity: str) -> Task | None:
         """Keep a call as a task, durably; None where that cannot be, and the call is as it was before."""
-        own = sum(running.errand.principal == errand.principal for running in self._running.values())
+        own = sum(running.call.principal == call.principal for running in self._running.values())
         if own >= MOST_RUNNING or self._is_closing:
             return None
         now = milliseconds()
-        is_thread = bool(errand.thread_id) and self._kernel is not None
-        task_id, owner = (errand.thread_id, "") if is_thread else (token_hex(16), self._owner)
-        task = Task(task_id, errand.principal, method, identity, owner, now, now, now + KEPT_MS, now)
+        is_thread = bool(call.thread_id) and self._kernel is not None
+        task_id, owner = (call.thread_id, "") if is_thread else (token_hex(16), self._owner)
+        task = Task(task_id, call.principal, method, identity, owner, now, now, now + KEPT_MS, now)
         if not is_thread:
             try:
                 # A cancellation of the call takes effect right after this: a row must not be left without its task.
@@ -160,22 +160,22 @@ class TaskManager:
             self._worked()
             if not is_stored:
                 return None
-        self._running[task.id] = RunningTask(task, errand)
-        errand.on_change = self._announce
-        errand.hear, errand.log = silent, unheard  # a caller that asks about the task gets the latest progress
+        self._running[task.id] = RunningTask(task, call)
+        call.on_change = self._announce
+        call.hear, call.log = silent, unheard  # a caller that asks about the task gets the latest progress
         return task
 
     def attend(self, task: Task) -> None:
         """See a task to its end, now that its work has begun."""
         running = self._running[task.id]
-        running.errand.work.add_done_callback(lambda _: self._end(running))
+        running.call.work.add_done_callback(lambda _: self._end(running))
         if running.is_stored and (self._watch is None or self._watch.done()):
             self._watch = asyncio.create_task(self._watch_over())
 
     def running(self, task_id: str, principal: str) -> RunningTask | None:
         """Return the task of a principal if it runs in this process, so that looking at it costs nothing."""
         running = self._running.get(task_id)
-        return running if running is not None and running.errand.principal == principal else None
+        return running if running is not None and running.call.principal == principal else None
 
     async def get(self, task_id: str, principal: str) -> Task:
         """Return a task of a principal."""
@@ -192,14 +192,14 @@ class TaskManager:
     async def update(self, task_id: str, principal: str, answers: Mapping[str, Json]) -> None:
         """Send answers to the questions of a task; another process may be running it."""
         if (running := self.running(task_id, principal)) is not None:
-            running.errand.deliver(answers)
+            running.call.deliver(answers)
         elif not (await self.get(task_id, principal)).is_over:
             await self._stored(lambda tasks: tasks.answer(task_id, principal, answers))
 
     async def cancel(self, task_id: str, principal: str) -> None:
         """Stop a task, or have the process that makes it do so; nothing happens to one that is over."""
         if (running := self.running(task_id, principal)) is not None:
-            running.errand.work.cancel()
+            running.call.work.cancel()
         elif not (await self.get(task_id, principal)).is_over:
             if self._kernel is not None and _THREAD.fullmatch(task_id):
                 caller = Caller(is_owner=principal == STDIO)
@@ -210,8 +210,8 @@ class TaskManager:
     def end_where(self, is_over: Callable[[str], bool]) -> None:
         """Stop the tasks of some principals."""
         for running in self._running.values():
-            if not running.errand.is_over and is_over(running.errand.principal):
-                running.errand.work.cancel()
+            if not running.call.is_over and is_over(running.call.principal):
+                running.call.work.cancel()
 
     def news(self) -> asyncio.Future[None]:
         """Return what is done when next something changes with a task under way here."""
@@ -224,7 +224,7 @@ class TaskManager:
         self._is_closing = True
         if self._watch is not None:
             self._watch.cancel()
-        works = {running.errand.work for running in self._running.values()}
+        works = {running.call.work for running in self._running.values()}
         for work in works:
             work.cancel()
         if works:
@@ -290,9 +290,9 @@ class TaskManager:
                         self._running.pop(task.id, None)
             for wish in wishes:
                 if (running := self._running.get(wish.id)) is not None:
-                    running.errand.deliver(wish.answers)
+                    running.call.deliver(wish.answers)
                     if wish.is_unwanted:
-                        running.errand.work.cancel()
+                        running.call.work.cancel()
 
     def _exchange(self, current: Sequence[Task]) -> Sequence[TaskCommand]:
         """Store the state of the tasks under way, and return what others want of them."""
@@ -317,7 +317,8 @@ async def _task_of_thread(kernel: Kernel, thread_id: str, principal: str) -> Tas
     started, updated = (
         round(datetime.fromisoformat(moment).timestamp() * 1_000) for moment in (started_at, updated_at)
     )
-    status, detail = _OF_THREAD.get(ended, "working"), cast("JsonObject", {})
+    status = _OF_THREAD.get(ended, "working")
+    detail = cast("JsonObject", {})
     if status == "completed":
         is_error = ended != "completed"
         detail = _as_stored(as_result(replace(answer, is_error=is_error), revision=LATEST_MODERN_VERSION))
@@ -381,6 +382,11 @@ class TaskNotification(types.Notification[dict[str, object], Literal["notificati
     """A task, as it is now."""
 
     method: Literal["notifications/tasks"] = "notifications/tasks"
+
+
+def _notification(task: Task, number: types.RequestId | None) -> types.ServerNotification:
+    params = {**task_to_json(task), "_meta": {SUBSCRIPTION_ID_META_KEY: number}}
+    return cast("types.ServerNotification", TaskNotification(params=params))
 
 
 def declares_tasks(context: Context) -> bool:
@@ -487,17 +493,18 @@ class TaskMethods:
         self, stream: _Stream, number: types.RequestId | None, task_ids: Sequence[str], principal: str
     ) -> None:
         """Send each task as it is now, then whenever it has changed, until all of them are over."""
-        waiting, sent_at, read_at = deque(task_ids), dict[str, int](), -inf
+        waiting = deque(task_ids)
+        sent_at = dict[str, int]()
+        read_at = -inf
         await stream.is_acknowledged.wait()
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             while waiting:
                 news = self._manager.news()
                 # All that run here, and of those in the store a few at a time.
-                here = [task_id for task_id in waiting if self._manager.running(task_id, principal) is not None]
-                due = here
+                due = [task_id for task_id in waiting if self._manager.running(task_id, principal) is not None]
                 if monotonic() - read_at >= _READ_SECONDS:
                     read_at = monotonic()
-                    due = here + [task_id for task_id in waiting if task_id not in here][:_MOST_READ]
+                    due += [task_id for task_id in waiting if task_id not in due][:_MOST_READ]
                 for task_id in due:
                     waiting.remove(task_id)
                     try:
@@ -508,9 +515,7 @@ class TaskMethods:
                         continue
                     if task.updated_at != sent_at.get(task_id):
                         sent_at[task_id] = task.updated_at
-                        params = {**task_to_json(task), "_meta": {SUBSCRIPTION_ID_META_KEY: number}}
-                        note = cast("types.ServerNotification", TaskNotification(params=params))
-                        await stream.send_notification(note, related_request_id=number)
+                        await stream.send_notification(_notification(task, number), related_request_id=number)
                     if not task.is_over:
                         waiting.append(task_id)  # behind those that had no turn
                 await asyncio.wait({news}, timeout=_READ_SECONDS)

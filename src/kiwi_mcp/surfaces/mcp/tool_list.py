@@ -101,7 +101,8 @@ class ClientToolList:
                 self._mark = mark
         except KiwiError as error:  # a project that is not there: each call says so, and the meta-tools stay
             _log.warning("what clients see cannot be found out: %s", error.message)
-            offers, self._mark = ONLY_META_TOOLS, None
+            offers = ONLY_META_TOOLS
+            self._mark = None
         finally:
             self._reading = None
         self._is_read = True

@@ -392,7 +392,8 @@ class ServerImport:
         if client := client_of(path):
             source["client"] = client.title
         for draft in imported.servers:
-            config, origin = as_object(draft.manifest.get("config")), {"name": draft.name, **source}
+            config = as_object(draft.manifest.get("config"))
+            origin = {"name": draft.name, **source}
             names = {*variables(config)}
             mine = {name: secret for name, secret in imported.secrets.items() if name in names}
             same = next((name for name, words in self._taken.items() if words == launch_of(config)), "")
@@ -562,7 +563,8 @@ async def allow(request: ServerAllowRequest, context: VerbContext) -> ServerChan
     changed = catalog.find(server.id, source=server.origin.source)
     unaccepted = f"; nothing of it runs before `kiwi mcp accept {server.id}`"
     if was_accepted:
-        key, unaccepted = key_of(changed, catalog.space), ""
+        key = key_of(changed, catalog.space)
+        unaccepted = ""
         now = {"digest": changed.digest, "words": launch_summary(changed)}
         definitions().change(
             key, lambda record, known: (replace(record or new_record(changed, key), **now), tuple(known))

@@ -604,7 +604,8 @@ class _Setup:
 
     async def _connected(self, client: str, *, undo: bool = False) -> SetupClient:
         """Put Kiwi into the file of a client, or take it out again, and return what came of it."""
-        known, project = clients()[client], self._request.project_path
+        known = clients()[client]
+        project = self._request.project_path
         path = Path.home() / known.places("user")[0]
         request = ConnectRequest(client=client, replace=not undo, undo=undo, location="user", project_path=project)
         try:

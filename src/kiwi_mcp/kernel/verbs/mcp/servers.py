@@ -738,20 +738,24 @@ def _accept(request: ServerAcceptRequest, catalog: Catalog, definitions: McpDefi
         definitions.change(key, work)
     if not request.dry_run:
         touch_server_names(catalog.space.user)
-    done = "would be accepted" if request.dry_run else "accepted"
     also = f"the manifest of {server.id} and " if is_changed else ""
-    message = f"{also}{count_text(len(wanted), 'item')} of {server.id} {done}"
-    if not request.tool:  # where the server may be reached, and what it may ask of clients, from now on
-        host = local_network_host(as_text(server.manifest.config.get("url")))
-        message += f"; Kiwi may reach it at {host}" if host else ""
-        message += needs_text(Needs(client=server.manifest.needs.client))
     return ServerAcceptResponse(
         action="accept",
         server=server.id,
         status="planned" if request.dry_run else "accepted",
-        message=message,
+        message=f"{also}{count_text(len(wanted), 'item')} of {server.id} {_acceptance(request, server)}",
         accepted=sorted(names),
     )
+
+
+def _acceptance(request: ServerAcceptRequest, server: Tool) -> str:
+    """Return what is done, where the server may be reached from now on, and what it may ask of clients."""
+    done = "would be accepted" if request.dry_run else "accepted"
+    if request.tool:
+        return done
+    host = local_network_host(as_text(server.manifest.config.get("url")))
+    reach = f"; Kiwi may reach it at {host}" if host else ""
+    return f"{done}{reach}{needs_text(Needs(client=server.manifest.needs.client))}"
 
 
 def _diff(

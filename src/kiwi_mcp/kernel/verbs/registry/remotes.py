@@ -18,7 +18,7 @@ from kiwi_mcp.catalog.release import check_release, trust_of_release
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, NamespaceDenied, NotFound, VersionConflict
 from kiwi_mcp.domain.json import as_list, as_text
 from kiwi_mcp.domain.names import is_namespace
-from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Cursor, PublishResult, VersionName
+from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Cursor, VersionName
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.remotes import absolute_address, add_remote, open_remote, open_source, remove_remote
 from kiwi_mcp.kernel.settings import FILE_NAME, RemoteSettings, registry_settings
@@ -467,7 +467,8 @@ async def _pull_from(
 ) -> PullResponse:
     """Copy a version and everything it depends on from a remote, if its signatures are accepted."""
     services = context.services
-    registry, catalog = context.registry(), services.catalogs.for_item(request.item_id, request.project_path)
+    registry = context.registry()
+    catalog = services.catalogs.for_item(request.item_id, request.project_path)
     order, own = registry.actor.order, _own(context)
     admission = Admission(
         catalog.space.user,
@@ -478,18 +479,15 @@ async def _pull_from(
         is_latest=not (query.version or query.digest),
     )
     source = open_source(remote, services.store.settings, catalog.space)
-
-    async def copied(wanted: VersionQuery, name: VersionName) -> Sequence[PublishResult]:
-        return await copy_version(
-            source,
-            own,
-            wanted.exactly(name),
-            check=check_release,
-            namespaces=order,
-            report=context.caller.report,
-            admit=partial(admission.admit, caller=context.caller),
-        )
-
+    copied = partial(
+        copy_version,
+        source,
+        own,
+        check=check_release,
+        namespaces=order,
+        report=context.caller.report,
+        admit=partial(admission.admit, caller=context.caller),
+    )
     absent: list[str] = []
     try:
         name = await _choose(query, source, order)
@@ -506,7 +504,7 @@ async def _pull_from(
                 source=source.key,
                 status="planned",
             )
-        published = [*await copied(query, name)]
+        published = [*await copied(query.exactly(name))]
         waiting = [one.name for one in published if one.name.namespace != BUILTIN_NAMESPACE]
         seen = {*waiting}
         for one in waiting:  # what an item named when it was published came with it; this is the rest
@@ -519,7 +517,7 @@ async def _pull_from(
                 if other not in seen:
                     seen.add(other)
                     waiting.append(other)
-                    published += await copied(wanted, other)
+                    published += await copied(wanted.exactly(other))
     except VersionConflict as error:
         raise _conflict_here(error, registry) from error
     finally:

@@ -645,7 +645,8 @@ async def rollback(request: RollbackRequest, context: VerbContext) -> VersionSta
 
 def _rolled_back(request: RollbackRequest, context: VerbContext) -> VersionStatusResponse:
     registry = context.registry()
-    found, name = published_versions(request.item_id, request.project_path, context), Ref.parse(request.item_id).name
+    found = published_versions(request.item_id, request.project_path, context)
+    name = Ref.parse(request.item_id).name
     in_use = [listed for listed in found if listed.yanked is None]
     latest = next((_semver(one) for one in in_use if one.is_latest), Version(0, 0, 0))
     earlier = [one for one in in_use if _semver(one) < latest]
@@ -688,7 +689,8 @@ def _rolled_back(request: RollbackRequest, context: VerbContext) -> VersionStatu
 def _set_status(
     request: DeprecateRequest, found: Sequence[VersionInfo], op: StatusOp, status: str, context: VerbContext
 ) -> VersionStatusResponse:
-    action, registry = op.removeprefix("un"), context.registry()
+    action = op.removeprefix("un")
+    registry = context.registry()
     if request.dry_run:
         return _planned_status(action, found, status)
     registry.set_status([listed.name for listed in found], op, request.reason)
