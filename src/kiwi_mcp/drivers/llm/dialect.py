@@ -36,7 +36,6 @@ def function_tool(tool: ToolDefinition) -> JsonObject:
     """Return a tool as OpenAI and those that are compatible with it want it."""
     parameters = input_schema(tool.parameters)
     function: JsonObject = {"name": tool.name, "description": tool.description, "parameters": parameters}
-    function = {"name": tool.name, "description": tool.description, "parameters": input_schema(tool.parameters)}
     return {"type": "function", "function": function}
 
 
