@@ -71,12 +71,13 @@ def test_two_discarded_items_of_one_name_are_both_in_the_trash(tmp_path: Path) -
 def test_files_may_be_bytes_and_every_issue_is_listed() -> None:
     assert contents({"a.bin": {"base64": "AP8="}, "b.txt": "ž"}) == {"a.bin": b"\0\xff", "b.txt": "ž".encode()}
     with pytest.raises(InvalidManifest) as refused:
-        contents({"../a": "x", "b": 3, "c": {"base64": "?"}, "d": "\ud800", "E": "x", "e": "x"})
+        contents({"../a": "x", "b": 3, "c": {"base64": "?"}, "d": "\ud800", "é": {"base64": "é"}, "E": "x", "e": "x"})
     assert [issue.place for issue in refused.value.issues] == [
         "files['../a']",
         "files['b']",
         "files['c']",
         "files['d']",
+        "files['é']",
         "files['e']",
     ]
 
