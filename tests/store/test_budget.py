@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import BudgetExceeded, LeaseLost, ThreadEnded
-from kiwi_mcp.domain.threads import NewEvent, Thread, ThreadChanges, ThreadLimits, ThreadUsage
+from kiwi_mcp.domain.threads import DayLimits, NewEvent, Thread, ThreadChanges, ThreadLimits, ThreadUsage
 from kiwi_mcp.domain.times import run_id
-from kiwi_mcp.store.budget import DAY_MS, Budget, DayLimits, Refusal, Reservation
+from kiwi_mcp.store.budget import DAY_MS, Budget, Refusal, Reservation
 from kiwi_mcp.store.database import Database
 from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.threads import ThreadFilter, Threads
@@ -26,7 +26,8 @@ EVENT = NewEvent("hooked", {})
 FREE = DayLimits(10**12, 10**12)
 RESERVER = """
 import sys
-from kiwi_mcp.store.budget import Budget, DayLimits, Refusal
+from kiwi_mcp.domain.threads import DayLimits
+from kiwi_mcp.store.budget import Budget, Refusal
 from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.threads import Threads
 

@@ -24,6 +24,7 @@ from kiwi_mcp.domain.errors import (
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.records import RunRecord
 from kiwi_mcp.domain.threads import (
+    DayLimits,
     NewEvent,
     Thread,
     ThreadChanges,
@@ -32,7 +33,7 @@ from kiwi_mcp.domain.threads import (
     ThreadUsage,
 )
 from kiwi_mcp.domain.times import iso, run_id
-from kiwi_mcp.store.budget import Budget, DayLimits, Reservation, settle
+from kiwi_mcp.store.budget import Budget, Reservation, settle
 from kiwi_mcp.store.database import Database, IntegrityFault, Transaction
 from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.runs import Runs

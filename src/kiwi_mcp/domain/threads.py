@@ -33,6 +33,13 @@ Misfire: TypeAlias = Literal["skip", "latest", "all"]
 """Which of the times that passed while no worker ran are made up for."""
 
 
+class DayLimits(Struct, frozen=True):
+    """What may be spent in one day in UTC, in millionths of a US dollar: by each starter, and by all of an owner."""
+
+    starter: int = 5_000_000
+    owner: int = 20_000_000
+
+
 class ThreadLimits(Struct, frozen=True):
     """What a thread may use. A limit of n allows exactly n. Every default is finite."""
 

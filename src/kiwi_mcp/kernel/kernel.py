@@ -51,8 +51,8 @@ from kiwi_mcp.kernel.verb import (
 from kiwi_mcp.kernel.verbs import BY_NAME, find_verb
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.signatures import sidecar, signature_form, split
+from kiwi_mcp.policy import preferences
 from kiwi_mcp.policy.policy_files import Authority, OwnerAuthority, ask
-from kiwi_mcp.policy.preferences import owner_preferences
 from kiwi_mcp.store.tasks import Tasks
 
 _log = logging.getLogger("kiwi")
@@ -336,7 +336,7 @@ class Kernel:
 
     def task_after(self) -> float:
         """Return for how many seconds a client that could take a task waits for a call instead."""
-        return owner_preferences(self._user).task_after
+        return preferences.owner_preferences(self._user).task_after
 
     def tasks(self) -> Tasks:
         """Return the tasks in the store; opening it may take a while."""

@@ -29,7 +29,7 @@ from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.kernel.tool_names import callable_names, description_of, kind_of, names_of, offer_of
 from kiwi_mcp.kernel.verb import Answer
 from kiwi_mcp.kernel.verbs import BY_NAME, INSTRUCTIONS
-from kiwi_mcp.policy.preferences import preferences_file
+from kiwi_mcp.policy import preferences
 from kiwi_mcp.store.receipts import Receipts, ReceiptSummary
 
 
@@ -379,7 +379,7 @@ def advice_for(catalog: Catalog, store: Store, offers: Offers, sizes: ResponseSi
     permission = ItemVisibility(catalog)
     chosen_at = None
     with suppress(OSError):
-        chosen_at = datetime.fromtimestamp(preferences_file(catalog.space.user).stat().st_mtime, UTC)
+        chosen_at = datetime.fromtimestamp(preferences.preferences_file(catalog.space.user).stat().st_mtime, UTC)
     return advise(
         history, all_sent(offers), sizes.means(), lambda name: _priced(name, catalog, permission), chosen_at=chosen_at
     )

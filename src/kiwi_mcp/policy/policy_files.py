@@ -30,6 +30,7 @@ from kiwi_mcp.domain.isolation import LEVELS, Level, strictest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import CHECKPOINT_MODES
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.threads import DayLimits
 from kiwi_mcp.manifest.document import read_yaml
 from kiwi_mcp.manifest.home_config import FILE_NAME as CONFIG
 from kiwi_mcp.manifest.home_config import home_config
@@ -37,7 +38,6 @@ from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.policy.authorize import read_conditions
 from kiwi_mcp.policy.needs import is_pattern, plain_path
 from kiwi_mcp.primitives.file_watch import watch
-from kiwi_mcp.store.budget import DayLimits
 
 NAMED = ("verbs", "items", "hosts", "commands", "variables", "spawn")
 """The keys with rules about names."""

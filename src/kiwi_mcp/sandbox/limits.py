@@ -261,7 +261,7 @@ class Cgroup(Struct, frozen=True):
                 except OSError:
                     if monotonic() > end:
                         break
-                    sleep(0.001)
+                    sleep(0.0002)
 
 
 def quota_of(limits: ResourceLimits) -> str:

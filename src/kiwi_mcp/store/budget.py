@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias, cast
 from msgspec import Struct
 
 from kiwi_mcp.domain.errors import BudgetExceeded, LeaseLost, ThreadEnded
-from kiwi_mcp.domain.threads import Thread, ThreadUsage
+from kiwi_mcp.domain.threads import DayLimits, Thread, ThreadUsage
 from kiwi_mcp.domain.times import now_ms
 from kiwi_mcp.store.database import Database, Transaction, Value, clean, insert_into, quick_transaction
 from kiwi_mcp.store.runs import new_run
@@ -44,13 +44,6 @@ _CHILD = f"""select parent_id, root_id, ended_at, reserved, reserved_tokens, spe
 _SUMMED = ("reserved", "reserved_tokens", *COUNTERS)
 _SUMS = f"""select {", ".join(f"cast(coalesce(sum({name}), 0) as bigint)" for name in _SUMMED)},
   coalesce(max(is_estimated), 0) from budget_ledger where thread_id = ?"""  # noqa: S608 - as above
-
-
-class DayLimits(Struct, frozen=True):
-    """What may be spent in one day in UTC, in millionths of a US dollar: by each starter, and by all of an owner."""
-
-    starter: int = 5_000_000
-    owner: int = 20_000_000
 
 
 class Reservation(Struct, frozen=True):

@@ -19,7 +19,7 @@ from kiwi_mcp import __version__
 _LARGE = ("cli.app", "mcp.stdio_server", "mcp.memory_server")
 """The modules that import the kernel."""
 _LATER = (
-    "asyncio.sslproto", "difflib", "getpass", "glob", "inspect", "rfc8785", "ssl", "tomllib", "webbrowser",
+    "asyncio.sslproto", "difflib", "getpass", "glob", "inspect", "rfc8785", "ssl", "termios", "tomllib", "webbrowser",
 )  # fmt: skip
 """Modules of others that most commands do not need: they are loaded when they are first used."""
 _OWN_LATER = (
@@ -27,7 +27,7 @@ _OWN_LATER = (
     "drivers.tool_calls", "kernel.checkpoints.checkpoint", "kernel.mcp_servers", "kernel.tool_list",
     "manifest.directive", "manifest.hooks", "manifest.legacy", "manifest.markdown", "manifest.mcp.launch_command",
     "manifest.permissions", "manifest.program", "manifest.python_source", "memory.files", "policy.secret_access",
-    "primitives.egress_proxy", "primitives.process.stdio_process", "primitives.secrets.grants",
+    "policy.preferences", "primitives.egress_proxy", "primitives.process.stdio_process", "primitives.secrets.grants",
     "store.registry.publish",
 )  # fmt: skip
 """The same of Kiwi. Code that a command of every day imports names them as modules: `git_copy.git_copies()`."""
@@ -47,6 +47,9 @@ def command() -> None:
     """
     codes: list[int] = []
     atexit.register(_leave, codes)
+    gc.set_threshold(
+        10_000, 10, 10
+    )  # a collection for every 700 new objects would take a millisecond of a short command
     defer_modules()
     try:
         main()
