@@ -41,6 +41,8 @@ LOOK = 0.05
 """How often a process that is watched is looked at, in seconds."""
 DRAIN = 0.25
 """How long output may still come from what a leader left behind, in seconds."""
+_ROUNDS, _MOMENT = 4, 0.001
+"""How often the pipes of a process that has ended are read at once, and how many seconds each reading may wait."""
 _CHUNK = 65_536
 _AT_ONCE = 8
 """How many chunks are read from one pipe before the others have their turn."""
@@ -361,8 +363,12 @@ class _Child:
         """Whether the leader has ended, left nothing behind and everything is read, which is the rule."""
         if not self.has_exited:
             return False
-        for descriptor in tuple(self._readers):
-            self._read(descriptor, _AT_ONCE)
+        for _ in range(_ROUNDS):
+            for descriptor in tuple(self._readers):
+                self._read(descriptor, _AT_ONCE)
+            # The first process of a sandbox closes its pipes a moment after its launcher has ended.
+            if not self._readers or not self._events.poll(_MOMENT):
+                break
         if self._readers or self._family.kill():
             return False
         self._close()
